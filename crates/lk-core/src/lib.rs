@@ -1,0 +1,15 @@
+//! The CPU engine of lvllm: routed experts of mixture-of-experts layers, computed where their weights lie.
+
+pub mod dtype;
+pub mod error;
+pub mod format;
+pub mod kernel;
+pub mod mem;
+pub mod moe;
+pub mod pool;
+pub mod simd;
+pub mod tile;
+pub mod topology;
+
+pub use dtype::Dtype;
+pub use error::{Error, Result};
