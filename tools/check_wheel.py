@@ -64,7 +64,9 @@ def check_libraries(report: Report, unpacked: Path, tag: tuple[int, int] | None)
     for library in [module, *sorted(unpacked.glob("lvllm.libs/*.so*"))]:
         name = library.relative_to(unpacked)
         foreign = [n for n in needed(library) if n not in bundled and not SYSTEM_LIBRARIES.match(n)]
-        report.check(f"{name} needs only glibc and lvllm.libs", not foreign, ", ".join(foreign) or needed(library))
+        report.check(
+            f"{name} needs only glibc and lvllm.libs", not foreign, ", ".join(foreign) or needed(library)
+        )
         newest = newest_glibc(library)
         if tag is not None:
             report.check(
@@ -88,7 +90,9 @@ def check_content(report: Report, unpacked: Path, names: set[str]) -> None:
         report.check("contains the licence of the hwloc that it links", bool(hwloc))
     entry = next((name for name in names if name.endswith(".dist-info/entry_points.txt")), "")
     text = (unpacked / entry).read_text() if entry else ""
-    report.check("registers the vLLM plugin", "[vllm.general_plugins]" in text and "lvllm.plugin:register" in text)
+    report.check(
+        "registers the vLLM plugin", "[vllm.general_plugins]" in text and "lvllm.plugin:register" in text
+    )
     report.check("registers the lvllm command", "lvllm.cli:main" in text)
 
     # The engine compiles these on the user's GPU; they are embedded in the module or lie beside it.
@@ -123,17 +127,25 @@ def check_import(report: Report, wheel: Path, folder: Path) -> None:
         run.returncode == 0 and run.stdout.split() == [version],
         run.stdout.strip() or run.stderr.strip()[-500:],
     )
-    run = subprocess.run([venv / "bin" / "lvllm", "--help"], capture_output=True, text=True, check=False, cwd=folder)
-    report.check("`lvllm --help` works", run.returncode == 0 and "doctor" in run.stdout, run.stderr.strip()[-500:])
+    run = subprocess.run(
+        [venv / "bin" / "lvllm", "--help"], capture_output=True, text=True, check=False, cwd=folder
+    )
+    report.check(
+        "`lvllm --help` works", run.returncode == 0 and "doctor" in run.stdout, run.stderr.strip()[-500:]
+    )
     code = "import lvllm.plugin; lvllm.plugin.register()"
     off = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False, cwd=folder)
-    report.check("the plugin is inert while it is switched off", off.returncode == 0, off.stderr.strip()[-500:])
+    report.check(
+        "the plugin is inert while it is switched off", off.returncode == 0, off.stderr.strip()[-500:]
+    )
 
     # An unloadable native module must be named, never passed over.
     module = next(venv.glob("lib/python*/site-packages/lvllm/_lk.abi3.so"))
     module.write_bytes(b"")
     env = {"LVLLM_MOE_NUMA_ENABLED": "1"}
-    run = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False, cwd=folder, env=env)
+    run = subprocess.run(
+        [python, "-c", code], capture_output=True, text=True, check=False, cwd=folder, env=env
+    )
     report.check(
         "a broken native module stops the plugin and is named",
         run.returncode != 0 and "_lk" in run.stderr,

