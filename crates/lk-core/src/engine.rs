@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::format::WeightFormat;
 use crate::kernel::{Family, KernelSet, VecOps};
-use crate::mem::{MemBinder, default_binder};
+use crate::mem::{MemBinder, SyscallBinder};
 use crate::moe::weights::NodeWeights;
 use crate::moe::{Layer, LayerSpec, Scratch};
 use crate::pool::{Pool, PoolOptions, Worker};
@@ -41,7 +41,9 @@ pub struct EngineOptions {
     /// Compute mode (`LVLLM_COMPUTE`).
     pub compute: String,
     /// Microseconds that idle workers spin before they park.
-    pub spin_us: Option<u64>,
+    pub spin_us: Option<u32>,
+    /// Idle workers never spin (`LK_POWER_SAVING`).
+    pub power_saving: bool,
     /// Time without progress after which a step fails (`LVLLM_STEP_TIMEOUT_S`).
     pub step_timeout: Duration,
 }
@@ -61,6 +63,7 @@ impl Default for EngineOptions {
             kernel: None,
             compute: "exact".to_owned(),
             spin_us: None,
+            power_saving: false,
             step_timeout: Duration::from_secs(120),
         }
     }
@@ -73,7 +76,7 @@ pub(crate) struct Shared {
     cpu: Cpu,
     ops: &'static VecOps,
     family: Option<Family>,
-    binder: Box<dyn MemBinder>,
+    binder: SyscallBinder,
     scratch: Mutex<Scratch>,
     sets: Mutex<HashMap<SetKey, KernelSet>>,
     step_timeout: Duration,
@@ -93,7 +96,7 @@ impl Shared {
     }
 
     pub(crate) fn binder(&self) -> &dyn MemBinder {
-        &*self.binder
+        &self.binder
     }
 
     pub(crate) fn ops(&self) -> &'static VecOps {
@@ -101,7 +104,7 @@ impl Shared {
     }
 
     /// Runs a job on all workers; the calling thread is worker 0.
-    pub(crate) fn run(&self, job: &(dyn Fn(&Worker) -> Result<()> + Sync)) -> Result<()> {
+    pub(crate) fn run(&self, job: &(dyn Fn(&Worker<'_>) -> Result<()> + Sync)) -> Result<()> {
         self.pool.run_with_timeout(job, self.step_timeout)
     }
 
@@ -144,15 +147,6 @@ impl Engine {
     /// # Errors
     /// A setting out of range, a forced instruction set that the CPU lacks, no allowed CPU.
     pub fn new(options: &EngineOptions) -> Result<Arc<Self>> {
-        if options.compute != "exact" {
-            return Err(Error::Config(format!(
-                "LVLLM_COMPUTE={}: this version computes in exact mode only; use exact",
-                options.compute
-            )));
-        }
-        let level = options.isa.as_deref().map(IsaLevel::parse).transpose()?;
-        let cpu = Cpu::detect(level)?;
-        let family = options.kernel.as_deref().map(Family::parse).transpose()?;
         let topology = Topology::detect(options.allowed_cpus.as_deref())?;
         let plan = plan_workers(
             &topology,
@@ -163,13 +157,40 @@ impl Engine {
                 rank: options.rank,
                 world: options.world,
                 gpu_node: options.gpu_node,
+                gpu_nodes: Vec::new(),
                 reserve_cores: options.reserve_cores,
             },
         )?;
-        let pool = Pool::new(&plan, &PoolOptions { spin_us: options.spin_us, ..PoolOptions::default() })?;
-        let mut notes = topology.notes.clone();
-        notes.extend(plan.notes.iter().cloned());
-        notes.extend(pool.notes());
+        let engine = Self::with_plan(plan, options)?;
+        engine.0.notes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).extend(topology.notes);
+        Ok(engine)
+    }
+
+    /// Starts the workers of a given plan instead of one made from the machine's topology (tests, several engines in
+    /// one process).
+    ///
+    /// # Errors
+    /// As [`Engine::new`].
+    pub fn with_plan(plan: WorkerPlan, options: &EngineOptions) -> Result<Arc<Self>> {
+        if options.compute != "exact" {
+            return Err(Error::Config(format!(
+                "LVLLM_COMPUTE={}: this version computes in exact mode only; use exact",
+                options.compute
+            )));
+        }
+        let level = options.isa.as_deref().map(IsaLevel::parse).transpose()?;
+        let cpu = match level {
+            Some(level) => Cpu::detect().capped(level)?,
+            None => Cpu::detect(),
+        };
+        let family = options.kernel.as_deref().map(Family::parse).transpose()?;
+        let mut pool_options = PoolOptions { power_saving: options.power_saving, ..PoolOptions::default() };
+        if let Some(spin_us) = options.spin_us {
+            pool_options.spin_us = spin_us;
+        }
+        let pool = Pool::new(&plan, &pool_options)?;
+        let mut notes = plan.notes.clone();
+        notes.extend(pool.notes().iter().cloned());
         let workers: Vec<_> = plan.nodes.iter().map(|n| n.workers.len()).collect();
         Ok(Arc::new(Self(Arc::new(Shared {
             ops: VecOps::for_cpu(&cpu),
@@ -177,7 +198,7 @@ impl Engine {
             pool,
             cpu,
             family,
-            binder: default_binder(),
+            binder: SyscallBinder::new(),
             scratch: Mutex::new(Scratch::new(&workers)),
             sets: Mutex::new(HashMap::new()),
             step_timeout: options.step_timeout,
@@ -206,7 +227,7 @@ impl Engine {
     /// Clamps, fall-backs and refusals that the user should read once.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = self.0.notes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
-        notes.extend(self.0.binder.notes());
+        notes.extend(self.0.binder.note());
         notes
     }
 

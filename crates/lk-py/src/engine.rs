@@ -36,7 +36,7 @@ impl PyEngine {
         isa: Option<&str>,
         kernel: Option<&str>,
         compute: &str,
-        spin_us: Option<u64>,
+        spin_us: Option<u32>,
         power_saving: bool,
         step_timeout_s: f64,
     ) -> PyLkResult<Self> {
@@ -45,7 +45,11 @@ impl PyEngine {
         let options = EngineOptions {
             threads,
             nodes: nodes.map(|n| n.into_iter().map(NodeId).collect()),
-            binding: Binding::parse(binding)?,
+            binding: match binding {
+                "cpu_core" => Binding::CpuCore,
+                "numa_node" => Binding::NumaNode,
+                other => return Err(Error::Config(format!("binding {other}: cpu_core or numa_node")).into()),
+            },
             rank,
             world,
             gpu_node: gpu_node.map(NodeId),
@@ -54,7 +58,8 @@ impl PyEngine {
             isa: isa.map(str::to_owned),
             kernel: kernel.map(str::to_owned),
             compute: compute.to_owned(),
-            spin_us: if power_saving { Some(0) } else { spin_us },
+            spin_us,
+            power_saving,
             step_timeout,
         };
         Ok(Self(py.detach(|| Engine::new(&options))?))

@@ -30,27 +30,30 @@ impl PyLazyBuffer {
     }
 
     /// Gives the whole pages inside a byte range back; their content reads as zero afterwards.
-    fn release(&self, offset: usize, nbytes: usize) -> PyLkResult<()> {
-        Ok(self.0.release(offset, nbytes)?)
+    fn release(&self, offset: usize, nbytes: usize) -> PyResult<()> {
+        Ok(self.0.release(offset, nbytes).map(drop)?)
     }
 
-    /// Bytes that are in memory now.
-    fn resident_bytes(&self) -> PyLkResult<usize> {
-        Ok(self.0.resident_bytes()?)
+    /// Bytes that are in memory now; None where the system does not say.
+    fn resident_bytes(&self) -> Option<usize> {
+        self.0.resident_bytes()
     }
 }
 
-/// Memory that this process may use: `available_bytes`, `cgroup_limit_bytes` (or None), `per_node` {node: free bytes}.
+/// Host memory in bytes: `total`, `available`, `usable` (with the control group's room), `cgroup_limit` (or None),
+/// `nodes` {node: (total, usable)}.
 #[pyfunction]
 pub(crate) fn memory_limits(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let limits = lk_core::topology::memory_limits();
+    let limits = lk_core::topology::memory_limits(std::path::Path::new("/"));
     let out = PyDict::new(py);
-    out.set_item("available_bytes", limits.available_bytes)?;
-    out.set_item("cgroup_limit_bytes", limits.cgroup_limit_bytes)?;
+    out.set_item("total", limits.total_bytes)?;
+    out.set_item("available", limits.available_bytes)?;
+    out.set_item("usable", limits.usable_bytes())?;
+    out.set_item("cgroup_limit", limits.cgroup_limit_bytes)?;
     let nodes = PyDict::new(py);
-    for (node, free) in limits.free_per_node {
-        nodes.set_item(node.0, free)?;
+    for node in &limits.nodes {
+        nodes.set_item(node.node.0, (node.total_bytes, node.usable_bytes()))?;
     }
-    out.set_item("free_per_node", nodes)?;
+    out.set_item("nodes", nodes)?;
     Ok(out)
 }

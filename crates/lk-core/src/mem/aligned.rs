@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 /// Alignment of every buffer: a cache line, a zmm register, a row of an AMX tile.
 pub const SCRATCH_ALIGN_BYTES: usize = 64;
 
-mod sealed {
+pub(crate) mod sealed {
     /// Types for which all-zero bytes are a value and that need no drop.
     pub trait Scalar: Copy + Send + Sync + 'static {}
     macro_rules! scalar { ($($t:ty),*) => { $(impl Scalar for $t {})* } }

@@ -8,6 +8,7 @@ mod lazy;
 mod locality;
 mod mapping;
 
+pub(crate) use aligned::sealed::Scalar;
 pub use aligned::{AlignedVec, SCRATCH_ALIGN_BYTES};
 pub use arena::{ArenaClaim, NodeArena, SealedArena};
 pub use bind::{

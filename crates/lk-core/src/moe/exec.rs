@@ -57,7 +57,7 @@ unsafe impl Sync for Step<'_> {}
 
 impl Step<'_> {
     /// One worker's part of the step.
-    pub(super) fn run(&self, worker: &Worker) -> Result<()> {
+    pub(super) fn run(&self, worker: &Worker<'_>) -> Result<()> {
         let node = &self.scratch.nodes[worker.node];
         let weights = &self.weights.nodes[worker.node];
         while let Some(task) = node.gate_up.claim(worker.index_in_node) {
@@ -85,7 +85,7 @@ impl Step<'_> {
     }
 
     /// Gate, up and activation of one unit for all rows of its expert.
-    fn gate_up(&self, worker: &Worker, node: &NodeScratch, weights: &NodeWeights, task: usize) {
+    fn gate_up(&self, worker: &Worker<'_>, node: &NodeScratch, weights: &NodeWeights, task: usize) {
         let (active, unit) = node.locate(task);
         let active = self.routing.active[active];
         let slot = weights.slot(active.expert);
@@ -132,7 +132,7 @@ impl Step<'_> {
     }
 
     /// The columns of one task of `hidden_size`, summed over the experts of the step.
-    fn down(&self, worker: &Worker, node: &NodeScratch, weights: &NodeWeights, task: usize) {
+    fn down(&self, worker: &Worker<'_>, node: &NodeScratch, weights: &NodeWeights, task: usize) {
         let hidden_size = self.weights.hidden_size;
         // SAFETY: a worker's scratch is used by that worker alone.
         let own = unsafe { self.scratch.worker(worker.index) };
@@ -183,7 +183,7 @@ impl Step<'_> {
     }
 
     /// Adds the nodes' partial sums over this worker's part of the output.
-    fn reduce(&self, worker: &Worker) {
+    fn reduce(&self, worker: &Worker<'_>) {
         const CHUNK: usize = 1024;
         let total = self.num_tokens * self.weights.hidden_size;
         let chunks = total.div_ceil(CHUNK);
@@ -211,9 +211,10 @@ fn blocks(active: ActiveExpert) -> impl Iterator<Item = std::ops::Range<usize>> 
     pairs.clone().step_by(ROW_BLOCK).map(move |at| at..(at + ROW_BLOCK).min(pairs.end))
 }
 
-fn add_bias(tile: &mut [f32], bias: &[f32]) {
+/// Adds one panel of f32 bias, as it lies in the arena, to every row.
+fn add_bias(tile: &mut [f32], bias: &[u8]) {
     for row in tile.chunks_exact_mut(PANEL) {
-        row.iter_mut().zip(bias).for_each(|(t, b)| *t += b);
+        row.iter_mut().zip(bias.as_chunks::<4>().0).for_each(|(t, b)| *t += f32::from_ne_bytes(*b));
     }
 }
 

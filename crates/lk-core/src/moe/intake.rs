@@ -189,7 +189,7 @@ pub(super) fn pack_expert(
     pool: &Pool,
 ) -> Result<()> {
     let expert = Expert::new(spec, index, tensors)?;
-    pool.run(&|worker: &Worker| {
+    pool.run(&|worker: &Worker<'_>| {
         let node = &nodes[worker.node];
         let slot = node.slot(index as u32);
         if slot.is_empty() {
@@ -235,10 +235,15 @@ pub(super) fn pack_expert(
     })
 }
 
-/// Copies the packed form of `from` to every other expert of the same shape, panels rotated by the expert's index, with
+/// Experts whose packed form [`replicate`] copies: the first of each kind of slice on each node.
+pub(super) fn templates(nodes: &[NodeWeights]) -> std::collections::BTreeSet<usize> {
+    nodes.iter().flat_map(|node| (0..node.slices.len()).map(|slice| node.template(slice))).collect()
+}
+
+/// Copies the packed form of the templates to every other expert of the same shape, panels rotated by the expert's index, with
 /// the owning workers; for weights that only have to be valid.
 pub(super) fn replicate(nodes: &[NodeWeights], num_experts: usize, pool: &Pool) -> Result<()> {
-    pool.run(&|worker: &Worker| {
+    pool.run(&|worker: &Worker<'_>| {
         let node = &nodes[worker.node];
         let share = |at: usize| at * num_experts / worker.node_workers;
         for expert in share(worker.index_in_node)..share(worker.index_in_node + 1) {

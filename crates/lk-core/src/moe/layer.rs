@@ -106,11 +106,14 @@ impl Layer {
     /// # Errors
     /// As [`Layer::load_expert`].
     pub fn fill_dummy(&self, seed: u64) -> Result<()> {
-        for expert in 0..self.spec.num_experts {
-            let tensors = super::intake::dummy_expert(&self.spec, seed, expert);
-            let views: Vec<_> = tensors.iter().map(|(name, t)| (*name, t.view())).collect();
+        let tensors = super::intake::dummy_expert(&self.spec, seed)?;
+        let views: Vec<_> = tensors.iter().map(|(name, t)| (*name, t.view())).collect();
+        for expert in super::intake::templates(&self.weights.nodes) {
             self.load_expert(expert, &views)?;
         }
+        let _running = self.engine.lock_scratch()?;
+        super::intake::replicate(&self.weights.nodes, self.spec.num_experts, self.engine.pool())?;
+        self.lock_loaded().fill(true);
         Ok(())
     }
 

@@ -2,13 +2,13 @@
 #![expect(unsafe_code, reason = "workers convert disjoint rows of shared buffers")]
 
 use crate::kernel::VecOps;
-use crate::mem::AlignedVec;
+use crate::mem::{AlignedVec, Scalar};
 use crate::pool::Worker;
 use crate::{Dtype, Result};
 
 use super::exec::Rows;
 use super::route::Routing;
-use super::scratch::{Scratch, Shared};
+use super::scratch::{Scratch, Shared, grow};
 use super::spec::LayerSpec;
 
 /// Elements below which handing rows out to the workers costs more than converting them on the spot.
@@ -40,7 +40,7 @@ pub(super) fn prepare(
     request: &Request<'_>,
     (want_f32, want_bf16): (bool, bool),
     scratch: &mut Scratch,
-    run: impl Fn(&(dyn Fn(&Worker) -> Result<()> + Sync)) -> Result<()>,
+    run: impl Fn(&(dyn Fn(&Worker<'_>) -> Result<()> + Sync)) -> Result<()>,
 ) -> Result<(Option<Rows>, Option<Rows>)> {
     let spec = request.spec;
     let as_it_lies = |dtype: Dtype| {
@@ -69,7 +69,7 @@ pub(super) fn prepare(
 }
 
 /// An element type that operands have.
-trait OperandElement: Copy + Default + Send {
+trait OperandElement: Scalar + Default {
     const DTYPE: Dtype;
 }
 
@@ -87,11 +87,11 @@ fn convert<T: OperandElement>(
     routing: &Routing,
     buffer: &mut AlignedVec<T>,
     by_pair: bool,
-    run: impl Fn(&(dyn Fn(&Worker) -> Result<()> + Sync)) -> Result<()>,
+    run: impl Fn(&(dyn Fn(&Worker<'_>) -> Result<()> + Sync)) -> Result<()>,
 ) -> Result<Rows> {
     let stride = row_stride(request.k_padded, size_of::<T>());
     let rows = if by_pair { routing.num_pairs() } else { request.num_tokens };
-    buffer.grow(rows * stride);
+    grow(buffer, rows * stride);
     let base = buffer.as_ptr().cast::<u8>();
     let to = Shared::new(&mut buffer[..rows * stride]);
     let row_bytes = request.spec.hidden_size * request.spec.dtype.bytes();
@@ -112,7 +112,7 @@ fn convert<T: OperandElement>(
     if rows * stride <= SERIAL_ELEMENTS {
         fill(0..rows);
     } else {
-        run(&|worker: &Worker| {
+        run(&|worker: &Worker<'_>| {
             fill(worker.index * rows / worker.workers..(worker.index + 1) * rows / worker.workers);
             Ok(())
         })?;

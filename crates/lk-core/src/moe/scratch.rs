@@ -5,7 +5,7 @@ use std::cell::UnsafeCell;
 use std::ops::Range;
 
 use crate::kernel::Operand;
-use crate::mem::AlignedVec;
+use crate::mem::{AlignedVec, Scalar};
 use crate::pool::StealRange;
 
 use super::operand::row_stride;
@@ -112,6 +112,13 @@ unsafe impl Sync for Scratch {}
 // SAFETY: as above.
 unsafe impl Send for Scratch {}
 
+/// Makes room for `len` elements; what was there is lost when the buffer has to move.
+pub(super) fn grow<T: Scalar>(buffer: &mut AlignedVec<T>, len: usize) {
+    if buffer.len() < len {
+        *buffer = AlignedVec::zeroed(len.max(buffer.len() * 3 / 2));
+    }
+}
+
 impl Scratch {
     /// Scratch for a pool with so many workers on each node.
     pub fn new(workers_of_node: &[usize]) -> Self {
@@ -168,16 +175,16 @@ impl Scratch {
         // Two panels share one reading of h where the arithmetic, not the weights' bytes, sets the time.
         self.down_width = if widest >= 16 && panels >= 8 * self.workers.len() { 2 } else { 1 };
         for worker in &mut self.workers {
-            worker.get_mut().acc.grow(num_tokens * self.down_width * PANEL);
+            grow(&mut worker.get_mut().acc, num_tokens * self.down_width * PANEL);
         }
         let several = self.nodes.len() > 1;
         for (index, node) in self.nodes.iter_mut().enumerate() {
             let held = &weights.nodes[index];
             node.h_stride = row_stride(held.h_columns(), size_of::<f32>()) * size_of::<f32>();
-            node.h_buffer.grow(pairs * node.h_stride);
+            grow(&mut node.h_buffer, pairs * node.h_stride);
             node.h = Shared::new(&mut node.h_buffer);
             if several {
-                node.partial_buffer.grow(num_tokens * weights.hidden_size);
+                grow(&mut node.partial_buffer, num_tokens * weights.hidden_size);
                 node.partial = Shared::new(&mut node.partial_buffer);
             }
             node.first_task.clear();

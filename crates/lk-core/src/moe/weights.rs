@@ -1,4 +1,5 @@
 //! The packed experts of one layer in the arenas of the nodes that compute them.
+#![expect(unsafe_code, reason = "reads arenas that intake has finished with")]
 
 use crate::kernel::KernelSet;
 use crate::kernel::activation::Activation;
@@ -143,11 +144,13 @@ impl NodeWeights {
     }
 
     pub(super) fn panel(&self, at: usize, bytes: usize) -> &[u8] {
-        self.arena.slice(at, bytes)
+        // SAFETY: steps run on sealed layers only and hold the engine's scratch, which intake needs too; so nothing
+        // writes the arena while this reference lives.
+        unsafe { self.arena.slice(at, bytes) }
     }
 
     fn bias(&self, at: usize, panel: usize) -> Option<&[u8]> {
-        (at != Slot::NONE).then(|| self.arena.slice(at + panel * PANEL * size_of::<f32>(), PANEL * size_of::<f32>()))
+        (at != Slot::NONE).then(|| self.panel(at + panel * PANEL * size_of::<f32>(), PANEL * size_of::<f32>()))
     }
 
     pub(super) fn gate_bias(&self, slot: &Slot, unit: usize) -> Option<&[u8]> {
