@@ -128,9 +128,12 @@ impl Shared {
             if let Some(set) = sets.get(&key) {
                 return Ok(set.clone());
             }
-            let mut set = KernelSet::build(spec.format, &self.cpu, spec.dtype, self.family)
+            let mut set = KernelSet::build(spec.format, &self.cpu, spec.dtype)
                 .map_err(|e| Error::UnsupportedFormat(format!("{}: {e}", spec.name)))?;
-            set.measure(n, k);
+            match self.family {
+                Some(family) => set.pin(family)?,
+                None => set.measure(n, k)?,
+            }
             sets.insert(key, set.clone());
             Ok(set)
         };
@@ -193,7 +196,7 @@ impl Engine {
         notes.extend(pool.notes().iter().cloned());
         let workers: Vec<_> = plan.nodes.iter().map(|n| n.workers.len()).collect();
         Ok(Arc::new(Self(Arc::new(Shared {
-            ops: VecOps::for_cpu(&cpu),
+            ops: VecOps::get(&cpu),
             plan,
             pool,
             cpu,
@@ -221,7 +224,7 @@ impl Engine {
 
     /// Name of the best instruction set in use.
     pub fn isa_name(&self) -> &'static str {
-        self.0.cpu.name()
+        self.0.cpu.level().name()
     }
 
     /// Clamps, fall-backs and refusals that the user should read once.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lk_core::engine::{Binding, Engine, EngineOptions};
+use lk_core::kernel::{Activation, ActivationParams};
 use lk_core::moe::LayerSpec;
 use lk_core::topology::{CpuId, NodeId};
 use lk_core::{Dtype, Error};
@@ -116,8 +117,9 @@ impl PyEngine {
             .ok_or_else(|| Error::Shape(format!("{name}: dtype {dtype} is not one that the engine knows")))?;
         let spec = LayerSpec {
             format: lk_core::format::WeightFormat::parse(format, group_size)?,
-            activation: lk_core::kernel::activation::Activation::parse(
-                activation, gated, limit, alpha, beta, linear_beta,
+            activation: Activation::parse(
+                &if gated { activation.to_owned() } else { format!("{}_no_mul", activation.trim_end_matches("_no_mul")) },
+                ActivationParams { limit, alpha, beta, linear_beta },
             )?,
             name,
             num_experts,

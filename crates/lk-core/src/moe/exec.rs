@@ -9,7 +9,9 @@
 //! 3. *reduce*, only with several nodes: adds the partial sums in node order.
 #![expect(unsafe_code, reason = "workers write disjoint parts of scratch that they share")]
 
-use crate::kernel::{Kernel, Operand, VecOps};
+use std::ops::Range;
+
+use crate::kernel::{Kernel, Operand, OutRow, Rows, VecOps};
 use crate::pool::Worker;
 use crate::{Dtype, Result};
 
@@ -17,25 +19,12 @@ use super::route::{ActiveExpert, Routing};
 use super::scratch::{NodeScratch, PANEL, ROW_BLOCK, Scratch, Shared};
 use super::weights::{NodeWeights, Weights};
 
-/// Where the rows of `hidden_states` lie in one operand type.
+/// Rows of `hidden_states` in one operand type, by token or by pair.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Rows {
-    base: *const u8,
-    stride_bytes: usize,
+pub(super) struct XRows<'a> {
+    pub(super) rows: Rows<'a>,
     /// Rows are indexed by pair (gathered, or scaled by the router weight) instead of by token.
-    by_pair: bool,
-}
-
-impl Rows {
-    pub(super) const fn new(base: *const u8, stride_bytes: usize, by_pair: bool) -> Self {
-        Self { base, stride_bytes, by_pair }
-    }
-
-    fn row(&self, pair: usize, routing: &Routing) -> *const u8 {
-        let index = if self.by_pair { pair } else { routing.tokens[pair] as usize };
-        // The caller sized the array for every token and pair of the step.
-        self.base.wrapping_add(index * self.stride_bytes)
-    }
+    pub(super) by_pair: bool,
 }
 
 /// One step of one layer, borrowed by all workers.
@@ -44,8 +33,8 @@ pub(super) struct Step<'a> {
     pub(super) ops: &'static VecOps,
     pub(super) routing: &'a Routing,
     pub(super) num_tokens: usize,
-    pub(super) x_f32: Option<Rows>,
-    pub(super) x_bf16: Option<Rows>,
+    pub(super) x_f32: Option<XRows<'a>>,
+    pub(super) x_bf16: Option<XRows<'a>>,
     pub(super) scratch: &'a Scratch,
     pub(super) out: Shared<u8>,
     pub(super) dtype: Dtype,
@@ -76,12 +65,18 @@ impl Step<'_> {
         Ok(())
     }
 
-    fn rows(&self, operand: Operand) -> Rows {
-        match operand {
+    /// Rows of `hidden_states` of a block of pairs.
+    fn x_rows(&self, operand: Operand, block: Range<usize>) -> Rows<'_> {
+        let x = match operand {
             Operand::Bf16 => self.x_bf16,
-            _ => self.x_f32,
+            Operand::F32 => self.x_f32,
         }
-        .expect("the step prepares every operand that its kernels want")
+        .expect("the step prepares every operand that its kernels want");
+        if x.by_pair {
+            x.rows.range(block.start, block.len())
+        } else {
+            x.rows.pick(&self.routing.tokens[block])
+        }
     }
 
     /// Gate, up and activation of one unit for all rows of its expert.
@@ -92,41 +87,39 @@ impl Step<'_> {
         let slice = &weights.slices[slot.slice];
         let m = active.len as usize;
         let kernel = self.weights.gate_up.select(m);
-        let down_operand = self.weights.down.select(m).operand;
-        let x = self.rows(kernel.operand);
+        let down_operand = self.weights.down.select(m).operand();
+        let act = &self.weights.activation;
+        let shards = if act.gated { 2 } else { 1 };
+        let bytes = slice.w13.panel_bytes();
+        let gate_panel = weights.panel(slot.w13 + shards * unit * bytes, bytes);
         // SAFETY: a worker's scratch is used by that worker alone.
         let own = unsafe { self.scratch.worker(worker.index) };
         for block in blocks(active) {
-            let rows = block.len();
-            own.rows.clear();
-            own.rows.extend(block.clone().map(|pair| x.row(pair, self.routing)));
-            let gate = &mut own.gate[..rows * PANEL];
-            let up = &mut own.up[..rows * PANEL];
-            let act = &self.weights.activation;
-            if act.is_gated() {
-                let (g, u) = (weights.panel(slot.w13 + 2 * unit * slice.w13.panel_bytes(), slice.w13.panel_bytes()),
-                              weights.panel(slot.w13 + (2 * unit + 1) * slice.w13.panel_bytes(), slice.w13.panel_bytes()));
-                kernel.run2(g, u, &slice.w13, &own.rows, gate, up);
-                if let Some(bias) = weights.gate_bias(slot, unit) {
-                    add_bias(gate, bias);
-                }
+            let values = block.len() * PANEL;
+            let rows = self.x_rows(kernel.operand(), block.clone());
+            let gate = &mut own.gate[..values];
+            let up: &[f32] = if act.gated {
+                let up = &mut own.up[..values];
+                let up_panel = weights.panel(slot.w13 + (2 * unit + 1) * bytes, bytes);
+                kernel.run2([gate_panel, up_panel], &slice.w13, &rows, [gate, up]);
                 if let Some(bias) = weights.up_bias(slot, unit) {
                     add_bias(up, bias);
                 }
-                self.ops.activate(act, gate, up, &mut own.act[..rows * PANEL]);
+                up
             } else {
-                kernel.run(weights.panel(slot.w13 + unit * slice.w13.panel_bytes(), slice.w13.panel_bytes()), &slice.w13, &own.rows, gate);
-                if let Some(bias) = weights.gate_bias(slot, unit) {
-                    add_bias(gate, bias);
-                }
-                self.ops.activate(act, gate, &[], &mut own.act[..rows * PANEL]);
+                kernel.run(gate_panel, &slice.w13, &rows, gate);
+                &[]
+            };
+            if let Some(bias) = weights.gate_bias(slot, unit) {
+                add_bias(gate, bias);
             }
+            self.ops.activate(act, gate, up, &mut own.act[..values]);
             for (i, pair) in block.enumerate() {
                 let values = &own.act[i * PANEL..(i + 1) * PANEL];
                 let (at, len) = node.h_cell(pair, unit, down_operand);
                 // SAFETY: the cell (pair, unit) belongs to this task.
                 let cell = unsafe { node.h.range(at, len) };
-                self.ops.store(operand_dtype(down_operand), values, cell);
+                store(self.ops, operand_dtype(down_operand), &[values], cell);
             }
         }
     }
@@ -148,19 +141,18 @@ impl Step<'_> {
             let slice = &weights.slices[slot.slice];
             let kernel: &Kernel = self.weights.down.select(active.len as usize);
             for block in blocks(active) {
-                own.rows.clear();
-                own.rows.extend(block.clone().map(|pair| node.h_row(pair)));
+                let rows = node.h_rows(kernel.operand(), block.clone(), slice.w2.k_padded());
                 for (i, panel) in panels.clone().enumerate() {
                     let tile = &mut own.gate[..block.len() * PANEL];
                     let at = slot.w2 + panel * slice.w2.panel_bytes();
-                    kernel.run(weights.panel(at, slice.w2.panel_bytes()), &slice.w2, &own.rows, tile);
+                    kernel.run(weights.panel(at, slice.w2.panel_bytes()), &slice.w2, &rows, tile);
                     if let Some(bias) = weights.w2_bias(slot, panel) {
                         add_bias(tile, bias);
                     }
                     for (r, pair) in block.clone().enumerate() {
                         let to = self.routing.tokens[pair] as usize * width + i * PANEL;
                         let weight = if self.weights.weight_on_input { 1.0 } else { self.routing.weights[pair] };
-                        self.ops.axpy32(weight, &tile[r * PANEL..(r + 1) * PANEL], &mut acc[to..to + PANEL]);
+                        self.ops.axpy(weight, &tile[r * PANEL..(r + 1) * PANEL], &mut acc[to..to + PANEL]);
                     }
                 }
             }
@@ -173,7 +165,7 @@ impl Step<'_> {
                 let size = self.dtype.bytes();
                 // SAFETY: these columns of the output belong to this task.
                 let cell = unsafe { self.out.range((token * hidden_size + first) * size, columns * size) };
-                self.ops.store(self.dtype, values, cell);
+                store(self.ops, self.dtype, &[values], cell);
             } else {
                 // SAFETY: these columns of the node's partial sums belong to this task.
                 let cell = unsafe { node.partial.range(token * hidden_size + first, columns) };
@@ -195,18 +187,17 @@ impl Step<'_> {
             sum[..len].fill(0.0);
             for node in &self.scratch.nodes {
                 // SAFETY: nobody writes partial sums after the root barrier.
-                let part = unsafe { node.partial.range(at, len) };
-                sum[..len].iter_mut().zip(part.iter()).for_each(|(s, p)| *s += p);
+                self.ops.add(unsafe { node.partial.range(at, len) }, &mut sum[..len]);
             }
             // SAFETY: chunks are disjoint and each belongs to one worker.
             let cell = unsafe { self.out.range(at * size, len * size) };
-            self.ops.store(self.dtype, &sum[..len], cell);
+            store(self.ops, self.dtype, &[&sum[..len]], cell);
         }
     }
 }
 
 /// The pairs of one expert in blocks of at most [`ROW_BLOCK`] rows.
-fn blocks(active: ActiveExpert) -> impl Iterator<Item = std::ops::Range<usize>> {
+fn blocks(active: ActiveExpert) -> impl Iterator<Item = Range<usize>> {
     let pairs = active.pairs();
     pairs.clone().step_by(ROW_BLOCK).map(move |at| at..(at + ROW_BLOCK).min(pairs.end))
 }
@@ -221,6 +212,24 @@ fn add_bias(tile: &mut [f32], bias: &[u8]) {
 const fn operand_dtype(operand: Operand) -> Dtype {
     match operand {
         Operand::Bf16 => Dtype::Bf16,
-        _ => Dtype::F32,
+        Operand::F32 => Dtype::F32,
     }
+}
+
+/// Sums rows of f32 and rounds once to `dtype`; `to` is aligned to its elements.
+pub(super) fn store(ops: &VecOps, dtype: Dtype, parts: &[&[f32]], to: &mut [u8]) {
+    // SAFETY: f32 and u16 have no invalid values; `align_to_mut` splits off what is not aligned, and the assertions see
+    // that nothing was.
+    let out = unsafe {
+        if dtype == Dtype::F32 {
+            let (head, body, tail) = to.align_to_mut::<f32>();
+            assert!(head.is_empty() && tail.is_empty(), "output is not aligned");
+            OutRow::F32(body)
+        } else {
+            let (head, body, tail) = to.align_to_mut::<u16>();
+            assert!(head.is_empty() && tail.is_empty(), "output is not aligned");
+            if dtype == Dtype::Bf16 { OutRow::Bf16(body) } else { OutRow::F16(body) }
+        }
+    };
+    ops.reduce(parts, out);
 }

@@ -53,7 +53,7 @@ impl<'a> Expert<'a> {
         let expert = Self { spec, index, tensors };
         let (rows, hidden, inner) =
             (spec.w13_shards() * spec.intermediate_size, spec.hidden_size, spec.intermediate_size);
-        let dtype = spec.format.tensor_dtype();
+        let dtype = spec.tensor_dtype();
         expert.check("w13_weight", &[rows, hidden], dtype)?;
         expert.check("w2_weight", &[hidden, inner], dtype)?;
         if spec.w13_bias {
@@ -306,7 +306,7 @@ impl OwnedTensor {
 /// Pseudo-random tensors of one expert: uniform, scaled by one over the square root of the width that they reduce.
 pub(super) fn dummy_expert(spec: &LayerSpec, seed: u64) -> Result<Vec<(&'static str, OwnedTensor)>> {
     let (rows, hidden, inner) = (spec.w13_shards() * spec.intermediate_size, spec.hidden_size, spec.intermediate_size);
-    let Some(dtype) = spec.format.tensor_dtype() else {
+    let Some(dtype) = spec.tensor_dtype() else {
         return Err(Error::UnsupportedFormat(format!("{}: no dummy weights in format {}", spec.name, spec.format)));
     };
     let mut tensors = vec![

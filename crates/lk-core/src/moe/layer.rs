@@ -12,9 +12,11 @@ use crate::mem::NodeArena;
 use crate::stats::LayerStats;
 use crate::{Dtype, Error, Result};
 
-use super::exec::{Rows, Step};
+use super::exec::{Step, XRows};
 use super::intake::{TensorView, pack_expert};
-use super::scratch::{MAX_STEP_TOKENS, Scratch, Shared};
+use super::operand::{Request, prepare};
+use super::route::Routing;
+use super::scratch::{Buffers, MAX_STEP_TOKENS, Scratch, Shared};
 use super::shard::ShardRule;
 use super::spec::LayerSpec;
 use super::weights::{NodeWeights, Weights};
@@ -48,7 +50,7 @@ impl Layer {
     pub(crate) fn new(spec: LayerSpec, engine: Arc<EngineShared>) -> Result<Self> {
         spec.validate()?;
         let plan = engine.plan();
-        let rule = ShardRule::new(spec.intermediate_size, spec.format.k_group(), plan.nodes.len());
+        let rule = ShardRule::new(spec.intermediate_size, spec.k_group(), plan.nodes.len());
         let mut nodes = Vec::new();
         for (index, node) in plan.nodes.iter().enumerate() {
             let (slices, slots, bytes) = NodeWeights::plan(&spec, &rule, index)?;
@@ -177,6 +179,9 @@ impl Layer {
                 spec.dtype
             )));
         }
+        if !output.as_ptr().addr().is_multiple_of(spec.dtype.bytes()) {
+            return Err(Error::Argument(format!("{}: output is not aligned to its elements", spec.name)));
+        }
         let started = Instant::now();
         let mut scratch = self.engine.lock_scratch()?;
         let mut pairs = 0;
@@ -211,7 +216,10 @@ impl Layer {
             return Ok(0);
         }
         scratch.prepare(&self.weights, num_tokens);
-        let (x_f32, x_bf16) = self.operands(input.hidden_states, num_tokens, scratch)?;
+        // The converted rows are written before the job and only read in it, like everything else of the scratch but
+        // its shared parts.
+        let mut operands = std::mem::take(&mut scratch.operands);
+        let (x_f32, x_bf16) = self.operands(input.hidden_states, num_tokens, &mut operands, &scratch.routing)?;
         let step = Step {
             weights: &self.weights,
             ops: self.engine.ops(),
@@ -223,39 +231,37 @@ impl Layer {
             out: Shared::new(out),
             dtype: spec.dtype,
         };
-        self.engine.run(&|worker| step.run(worker))?;
-        Ok(pairs)
+        let done = self.engine.run(&|worker| step.run(worker));
+        scratch.operands = operands;
+        done.map(|()| pairs)
     }
 
     /// Rows of `hidden_states` in every operand type that the step's kernels want; as they lie where that will do.
-    fn operands(
+    fn operands<'a>(
         &self,
-        hidden_states: &[u8],
+        hidden_states: &'a [u8],
         num_tokens: usize,
-        scratch: &mut Scratch,
-    ) -> Result<(Option<Rows>, Option<Rows>)> {
+        buffers: &'a mut Buffers,
+        routing: &Routing,
+    ) -> Result<(Option<XRows<'a>>, Option<XRows<'a>>)> {
         let (mut want_f32, mut want_bf16, mut gather) = (false, false, false);
-        for active in &scratch.routing.active {
+        for active in &routing.active {
             let kernel = self.weights.gate_up.select(active.len as usize);
-            match kernel.operand {
+            match kernel.operand() {
                 Operand::Bf16 => want_bf16 = true,
-                _ => want_f32 = true,
+                Operand::F32 => want_f32 = true,
             }
             gather |= kernel.wants_contiguous_rows();
         }
-        super::operand::prepare(
-            &super::operand::Request {
-                spec: &self.spec,
-                ops: self.engine.ops(),
-                hidden_states,
-                num_tokens,
-                k_padded: self.weights.k_padded(),
-                gather,
-            },
-            (want_f32, want_bf16),
-            scratch,
-            |job| self.engine.run(job),
-        )
+        let request = Request {
+            spec: &self.spec,
+            ops: self.engine.ops(),
+            hidden_states,
+            num_tokens,
+            k_padded: self.weights.k_padded(),
+            gather,
+        };
+        prepare(&request, (want_f32, want_bf16), buffers, routing, |job| self.engine.run(job))
     }
 
     /// Bytes of packed experts on each node of the plan.

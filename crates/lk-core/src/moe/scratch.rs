@@ -4,7 +4,7 @@
 use std::cell::UnsafeCell;
 use std::ops::Range;
 
-use crate::kernel::Operand;
+use crate::kernel::{Operand, Rows};
 use crate::mem::{AlignedVec, Scalar};
 use crate::pool::StealRange;
 
@@ -46,16 +46,10 @@ impl<T> Shared<T> {
         // SAFETY: in bounds by the assertion, exclusive by the caller's contract.
         unsafe { std::slice::from_raw_parts_mut(self.base.add(at), len) }
     }
-
-    pub(super) fn pointer(&self, at: usize) -> *const T {
-        assert!(at < self.len, "{at} of {}", self.len);
-        self.base.wrapping_add(at)
-    }
 }
 
 /// Buffers of one worker.
 pub(super) struct WorkerScratch {
-    pub(super) rows: Vec<*const u8>,
     pub(super) gate: AlignedVec<f32>,
     pub(super) up: AlignedVec<f32>,
     pub(super) act: AlignedVec<f32>,
@@ -90,24 +84,34 @@ impl NodeScratch {
         (pair * self.h_stride + unit * PANEL * size, PANEL * size)
     }
 
-    pub(super) fn h_row(&self, pair: usize) -> *const u8 {
-        self.h.pointer(pair * self.h_stride)
+    /// Rows of `h` of a block of pairs.
+    pub(super) fn h_rows(&self, operand: Operand, block: Range<usize>, width: usize) -> Rows<'_> {
+        assert!(block.end * self.h_stride <= self.h.len && width * operand.bytes() <= self.h_stride);
+        let base = self.h.base.wrapping_add(block.start * self.h_stride);
+        // SAFETY: the assertion keeps the rows inside the buffer; they were written before the node's barrier and are
+        // only read after it.
+        unsafe { Rows::from_raw(base, operand, block.len(), width, self.h_stride) }
     }
+}
+
+/// Converted rows of `hidden_states`.
+#[derive(Default)]
+pub(super) struct Buffers {
+    pub(super) x_f32: AlignedVec<f32>,
+    pub(super) x_bf16: AlignedVec<u16>,
 }
 
 /// Scratch of an engine.
 pub struct Scratch {
     pub(super) routing: Routing,
-    pub(super) x_f32: AlignedVec<f32>,
-    pub(super) x_bf16: AlignedVec<u16>,
+    pub(super) operands: Buffers,
     pub(super) nodes: Vec<NodeScratch>,
     workers: Vec<UnsafeCell<WorkerScratch>>,
     /// Panels per down task of the current step.
     down_width: usize,
 }
 
-// SAFETY: `workers` cells are used by their own worker only (`Scratch::worker`); row pointers in them are dead
-// outside a job.
+// SAFETY: `workers` cells are used by their own worker only (`Scratch::worker`).
 unsafe impl Sync for Scratch {}
 // SAFETY: as above.
 unsafe impl Send for Scratch {}
@@ -125,7 +129,6 @@ impl Scratch {
         let empty = || AlignedVec::zeroed(0);
         let worker = || {
             UnsafeCell::new(WorkerScratch {
-                rows: Vec::with_capacity(ROW_BLOCK),
                 gate: AlignedVec::zeroed(ROW_BLOCK * PANEL),
                 up: AlignedVec::zeroed(ROW_BLOCK * PANEL),
                 act: AlignedVec::zeroed(ROW_BLOCK * PANEL),
@@ -134,8 +137,7 @@ impl Scratch {
         };
         Self {
             routing: Routing::default(),
-            x_f32: empty(),
-            x_bf16: AlignedVec::zeroed(0),
+            operands: Buffers { x_f32: empty(), x_bf16: AlignedVec::zeroed(0) },
             nodes: workers_of_node
                 .iter()
                 .map(|&workers| NodeScratch {

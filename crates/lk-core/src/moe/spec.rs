@@ -1,7 +1,7 @@
 //! What a MoE layer is: shapes, format, activation.
 
-use crate::format::WeightFormat;
-use crate::kernel::activation::Activation;
+use crate::format::{CodeKind, WeightFormat};
+use crate::kernel::Activation;
 use crate::{Dtype, Error, Result};
 
 /// Everything that the engine must know of a layer before its first weight arrives.
@@ -36,7 +36,22 @@ pub struct LayerSpec {
 impl LayerSpec {
     /// Number of matrices in w13: 2 with a gate, 1 without.
     pub fn w13_shards(&self) -> usize {
-        if self.activation.is_gated() { 2 } else { 1 }
+        if self.activation.gated { 2 } else { 1 }
+    }
+
+    /// Consecutive columns of w2 that share a scale; 1 where slices may be cut anywhere.
+    pub fn k_group(&self) -> usize {
+        self.format.scale.map_or(1, |scale| (scale.group as usize).max(1))
+    }
+
+    /// Dtype of the weight tensors, or `None` for packed codes.
+    pub fn tensor_dtype(&self) -> Option<Dtype> {
+        match self.format.code {
+            CodeKind::F32 => Some(Dtype::F32),
+            CodeKind::Bf16 => Some(Dtype::Bf16),
+            CodeKind::F16 => Some(Dtype::F16),
+            _ => None,
+        }
     }
 
     /// Checks the numbers against each other.
@@ -64,7 +79,7 @@ impl LayerSpec {
                 self.top_k
             ));
         }
-        if self.interleaved && !self.activation.is_gated() {
+        if self.interleaved && !self.activation.gated {
             return fail("interleaved gate/up rows need a gated activation".to_owned());
         }
         Ok(())

@@ -1,8 +1,7 @@
 //! The packed experts of one layer in the arenas of the nodes that compute them.
 #![expect(unsafe_code, reason = "reads arenas that intake has finished with")]
 
-use crate::kernel::KernelSet;
-use crate::kernel::activation::Activation;
+use crate::kernel::{Activation, KernelSet};
 use crate::mem::NodeArena;
 use crate::tile::TileLayout;
 
@@ -11,8 +10,8 @@ use super::shard::ShardRule;
 use super::spec::LayerSpec;
 use crate::Result;
 
-/// Layouts of the slices of one length.
-#[derive(Debug, Clone)]
+/// Layouts of the slices of one length and place in their scale groups.
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Slice {
     /// Rows of `intermediate_size`.
     pub(super) rows: usize,
@@ -81,17 +80,15 @@ impl NodeWeights {
                 slots.push(Slot::EMPTY);
                 continue;
             }
-            let slice = match slices.iter().position(|s| s.rows == range.len()) {
-                Some(at) => at,
-                None => {
-                    slices.push(Slice {
-                        rows: range.len(),
-                        w13: TileLayout::new(spec.format, range.len(), spec.hidden_size)?,
-                        w2: TileLayout::new(spec.format, spec.hidden_size, range.len())?,
-                    });
-                    slices.len() - 1
-                }
+            let wanted = Slice {
+                rows: range.len(),
+                w13: TileLayout::sliced(spec.format, range.len(), spec.hidden_size, range.start, 0)?,
+                w2: TileLayout::sliced(spec.format, spec.hidden_size, range.len(), 0, range.start)?,
             };
+            let slice = slices.iter().position(|s| *s == wanted).unwrap_or_else(|| {
+                slices.push(wanted);
+                slices.len() - 1
+            });
             let Slice { w13, w2, .. } = &slices[slice];
             let bias = |wanted: bool, n: usize| if wanted { n.next_multiple_of(PANEL) * size_of::<f32>() } else { 0 };
             let gate_bias = bias(spec.w13_bias, range.len());

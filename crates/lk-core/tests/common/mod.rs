@@ -6,7 +6,7 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use lk_core::engine::{Engine, EngineOptions};
 use lk_core::format::WeightFormat;
-use lk_core::kernel::activation::Activation;
+use lk_core::kernel::{Activation, ActivationParams};
 use lk_core::moe::reference::ReferenceLayer;
 use lk_core::moe::{Layer, LayerSpec, StepInput, TensorView};
 use lk_core::topology::{CpuId, NodeId, NodePlan, WorkerPlan, WorkerSlot};
@@ -119,7 +119,11 @@ impl Case {
             intermediate_size: self.intermediate_size,
             top_k: self.top_k,
             dtype: self.dtype,
-            activation: Activation::parse(self.activation, self.gated, self.limit, None, None, None).unwrap(),
+            activation: Activation::parse(
+                &format!("{}{}", self.activation, if self.gated { "" } else { "_no_mul" }),
+                ActivationParams { limit: self.limit, ..ActivationParams::default() },
+            )
+            .unwrap(),
             interleaved: self.interleaved,
             w13_bias: self.bias,
             w2_bias: self.bias,
