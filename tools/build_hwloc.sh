@@ -25,7 +25,7 @@ exec 9>"$cache/hwloc.lock"
 flock 9
 
 prefix=$(find "$cache" -maxdepth 1 -type d -name "hwloc-*-glibc$glibc-$arch" 2>/dev/null | sort -V | tail -n 1)
-if [[ -n $prefix && -f $prefix/lib/pkgconfig/hwloc.pc ]]; then
+if [[ -n $prefix && -f $prefix/lib/pkgconfig/hwloc.pc && -f $prefix/COPYING ]]; then
   printf '%s\n' "$prefix"
   exit 0
 fi
@@ -92,6 +92,7 @@ if ! (
 fi
 mkdir -p "$staged$prefix/lib/pkgconfig"
 cp "$source_dir/hwloc.pc" "$staged$prefix/lib/pkgconfig/"
+cp "$source_dir/COPYING" "$staged$prefix/"
 rm -f "$staged$prefix"/lib/*.la
 rm -rf "$prefix"
 mv "$staged$prefix" "$prefix"
