@@ -129,6 +129,12 @@ class Server:
         raise DemoError(f"the server, or a process of it, was still there {STOP_S} s after SIGTERM")
 
 
+def tail(log: Path, count: int = 40) -> list[str]:
+    """The log's last lines without the list of routes, which hides what came before it."""
+    lines = log.read_text(errors="replace").splitlines()
+    return [line for line in lines if "] Route: " not in line][-count:]
+
+
 def report_engine(server: Server) -> None:
     """Print what the engine said of itself; DemoError if no layer's experts were on the host."""
     messages = server.messages()
@@ -152,7 +158,7 @@ def main() -> int:
     parser.add_argument(
         "--timeout", type=float, default=300, help="seconds that the server may take to start"
     )
-    parser.add_argument("--question", default="Who are you?")
+    parser.add_argument("--question", default="Tell me a story about a king.")
     parser.add_argument("--prompt", default="Once upon a time")
     args = parser.parse_args()
     model = args.model.resolve()
@@ -182,7 +188,7 @@ def main() -> int:
             code = server.stop()
         except BaseException as error:
             if isinstance(error, DemoError):
-                print("".join(f"| {line}\n" for line in log.read_text(errors="replace").splitlines()[-40:]))
+                print("".join(f"| {line}\n" for line in tail(log)))
             if server.process.poll() is None:
                 os.killpg(server.process.pid, signal.SIGKILL)
                 server.process.wait()
