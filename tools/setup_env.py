@@ -248,7 +248,8 @@ def main() -> int:
     platform = args.platform
     if platform == "auto":
         gpus = gpu_count()
-        platform = "cuda" if gpus else "cpu"
+        # Without GPU kernels in the tree the engine can't take tokens from a GPU, and vLLM's CPU build shows it.
+        platform = "cuda" if gpus and any(TOOLS.parent.glob("kernels/cuda/*.cu")) else "cpu"
         say(f"{gpus} NVIDIA GPU{'' if gpus == 1 else 's'} found: {platform} build of vLLM {args.vllm}")
 
     # The builds pin different releases of what their kernels are compiled against.
