@@ -248,7 +248,7 @@ def main() -> int:
     platform = args.platform
     if platform == "auto":
         gpus = gpu_count()
-        # Without GPU kernels in the tree the engine can't take tokens from a GPU, and vLLM's CPU build shows it.
+        # Without GPU kernels in the tree the engine takes no tokens from a GPU.
         platform = "cuda" if gpus and any(TOOLS.parent.glob("kernels/cuda/*.cu")) else "cpu"
         say(f"{gpus} NVIDIA GPU{'' if gpus == 1 else 's'} found: {platform} build of vLLM {args.vllm}")
 
