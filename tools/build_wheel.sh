@@ -5,7 +5,8 @@
 #
 # First choice: link a static hwloc (tools/build_hwloc.sh) with zig against glibc 2.28, which gives a manylinux_2_28
 # wheel without external libraries. Where no source package of hwloc can be had, the system's libhwloc is linked and
-# maturin copies it into lvllm.libs/; the tag then follows the build machine's glibc (2.34 or newer).
+# maturin copies it into lvllm.libs/; the tag then follows the build machine's glibc (2.34 or newer). HWLOC=system asks
+# for the second way.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -33,7 +34,7 @@ build() { maturin build --release --locked --interpreter "$venv/bin/python" --ou
 # Notices of what is linked or copied in; pyproject.toml puts this folder into the wheel.
 rm -rf licenses
 mkdir licenses
-if hwloc=$("$(dirname "$0")"/build_hwloc.sh "$venv/bin/python" "$cache" "$glibc"); then
+if [[ ${HWLOC:-static} != system ]] && hwloc=$(tools/build_hwloc.sh "$venv/bin/python" "$cache" "$glibc"); then
   say "static hwloc at glibc $glibc"
   cp "$hwloc/COPYING" licenses/hwloc.txt
   PKG_CONFIG_PATH="$hwloc/lib/pkgconfig" PYTHON_SYS_EXECUTABLE="$venv/bin/python" \
