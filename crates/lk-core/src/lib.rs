@@ -1,6 +1,7 @@
 //! The CPU engine of lvllm: routed experts of mixture-of-experts layers, computed where their weights lie.
 
 pub mod dtype;
+pub mod engine;
 pub mod error;
 pub mod format;
 pub mod kernel;
@@ -8,6 +9,7 @@ pub mod mem;
 pub mod moe;
 pub mod pool;
 pub mod simd;
+pub mod stats;
 pub mod tile;
 pub mod topology;
 
