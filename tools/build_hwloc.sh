@@ -37,6 +37,7 @@ mkdir -p "$work"/{parts,lists/partial,archives/partial,download,source}
 
 # The system's own package sources, asked for source packages instead of binaries. Third-party ones are passed over:
 # they do not carry this release's name.
+# shellcheck source=/dev/null
 codename=$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}")
 [[ -n $codename ]] || no_source "no release name in /etc/os-release"
 for list in /etc/apt/sources.list /etc/apt/sources.list.d/*.list; do
@@ -66,8 +67,8 @@ version=$(basename "$tarball" | sed -E 's/^hwloc_(.*)\.orig\.tar\..*$/\1/')
 source_dir=$(find "$work/source" -mindepth 1 -maxdepth 1 -type d | head -n 1)
 [[ -f $source_dir/configure ]] || no_source "the source package of hwloc $version has no configure script"
 # Python's tarfile keeps the executable bits, its data filter may not.
-find "$source_dir" -name configure -o -name 'config.*' -o -name install-sh -o -name missing -o -name '*.sh' |
-  xargs chmod +x
+find "$source_dir" \( -name configure -o -name 'config.*' -o -name install-sh -o -name missing -o -name '*.sh' \) \
+  -exec chmod +x {} +
 
 cat >"$work/cc" <<ZIG
 #!/bin/sh
