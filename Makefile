@@ -22,7 +22,7 @@ VENV  := $(if $(and $(filter-out 0,$(GPUS)),$(filter cpu,$(PLATFORM))),.venv-cpu
 OLD   := .venv-$(VLLM_OLD)
 PY    = $(shell tools/system_deps.sh --python)
 
-WHEEL_SOURCES := crates python kernels Cargo.toml Cargo.lock pyproject.toml rust-toolchain.toml LICENSE licenses README.md \
+WHEEL_SOURCES := crates python kernels Cargo.toml Cargo.lock pyproject.toml rust-toolchain.toml LICENSE README.md \
                  tools/build_wheel.sh tools/build_hwloc.sh tools/requirements-build.txt
 
 # A kernel that is not optimised is a chain of calls; Cargo.toml sets the test profile's opt-level.
@@ -134,4 +134,4 @@ bench-quick: deps ## the same benches, briefly: do they still run
 
 .PHONY: clean
 clean: ## remove what the verbs made, but for the download cache
-	@rm -rf target dist $(BUILD) .venv .venv-cpu .venv-[0-9]* .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf target dist licenses $(BUILD) .venv .venv-cpu .venv-[0-9]* .mypy_cache .ruff_cache .pytest_cache

@@ -25,7 +25,7 @@ exec 9>"$cache/hwloc.lock"
 flock 9
 
 prefix=$(find "$cache" -maxdepth 1 -type d -name "hwloc-*-glibc$glibc-$arch" 2>/dev/null | sort -V | tail -n 1)
-if [[ -n $prefix && -f $prefix/lib/pkgconfig/hwloc.pc ]]; then
+if [[ -n $prefix && -f $prefix/lib/pkgconfig/hwloc.pc && -f $prefix/COPYING ]]; then
   printf '%s\n' "$prefix"
   exit 0
 fi
@@ -37,6 +37,7 @@ mkdir -p "$work"/{parts,lists/partial,archives/partial,download,source}
 
 # The system's own package sources, asked for source packages instead of binaries. Third-party ones are passed over:
 # they do not carry this release's name.
+# shellcheck source=/dev/null
 codename=$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}")
 [[ -n $codename ]] || no_source "no release name in /etc/os-release"
 for list in /etc/apt/sources.list /etc/apt/sources.list.d/*.list; do
@@ -66,8 +67,8 @@ version=$(basename "$tarball" | sed -E 's/^hwloc_(.*)\.orig\.tar\..*$/\1/')
 source_dir=$(find "$work/source" -mindepth 1 -maxdepth 1 -type d | head -n 1)
 [[ -f $source_dir/configure ]] || no_source "the source package of hwloc $version has no configure script"
 # Python's tarfile keeps the executable bits, its data filter may not.
-find "$source_dir" -name configure -o -name 'config.*' -o -name install-sh -o -name missing -o -name '*.sh' |
-  xargs chmod +x
+find "$source_dir" \( -name configure -o -name 'config.*' -o -name install-sh -o -name missing -o -name '*.sh' \) \
+  -exec chmod +x {} +
 
 cat >"$work/cc" <<ZIG
 #!/bin/sh
@@ -92,6 +93,7 @@ if ! (
 fi
 mkdir -p "$staged$prefix/lib/pkgconfig"
 cp "$source_dir/hwloc.pc" "$staged$prefix/lib/pkgconfig/"
+cp "$source_dir/COPYING" "$staged$prefix/"
 rm -f "$staged$prefix"/lib/*.la
 rm -rf "$prefix"
 mv "$staged$prefix" "$prefix"

@@ -248,10 +248,12 @@ def main() -> int:
     platform = args.platform
     if platform == "auto":
         gpus = gpu_count()
-        platform = "cuda" if gpus else "cpu"
+        # Without GPU kernels in the tree the engine takes no tokens from a GPU.
+        platform = "cuda" if gpus and any(TOOLS.parent.glob("kernels/cuda/*.cu")) else "cpu"
         say(f"{gpus} NVIDIA GPU{'' if gpus == 1 else 's'} found: {platform} build of vLLM {args.vllm}")
 
-    lock = TOOLS / f"constraints-vllm-{args.vllm}.txt"
+    # The builds pin different releases of what their kernels are compiled against.
+    lock = TOOLS / f"constraints-vllm-{args.vllm}{'-cuda' if platform == 'cuda' else ''}.txt"
     extra = TOOLS / "requirements-test.txt"
     locked = lock.exists() and not args.no_lock
     constraints = ["-c", str(lock)] if locked else []

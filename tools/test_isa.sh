@@ -13,29 +13,33 @@ has() { [[ $flags == *" $1 "* ]]; }
 # Module paths of the unit tests, and names of the integration tests, that depend on the instruction set.
 modules='kernel|moe|simd|engine|store'
 ran=0
-for isa in "${@:-avx2 scalar}"; do
-  for isa in $isa; do
-    case $isa in
-      scalar) has avx2 || continue ;;
-      avx2) has avx512f || continue ;;
-      avx512) has avx512_bf16 || has avx512_vnni || continue ;;
-      *) echo "test_isa: unknown instruction set $isa" >&2; exit 2 ;;
-    esac
-    echo "LVLLM_ISA=$isa"
-    ran=1
-    if command -v cargo-nextest >/dev/null; then
-      LVLLM_ISA=$isa cargo nextest run -p lk-core --locked --no-fail-fast -E "test(/(^|::)($modules)(::|$)/) | binary(/$modules/)"
-    else
-      targets=(--lib)
-      for file in crates/lk-core/tests/*.rs; do
-        name=$(basename "$file" .rs)
-        [[ $name =~ $modules ]] && targets+=(--test "$name")
-      done
-      # Module names filter the unit tests; an integration test has none of them in its path and runs by its own call.
-      LVLLM_ISA=$isa cargo test -p lk-core --locked --no-fail-fast --lib -- kernel:: moe:: simd:: engine:: store::
-      ((${#targets[@]} == 1)) || LVLLM_ISA=$isa cargo test -p lk-core --locked --no-fail-fast "${targets[@]:1}"
-    fi
+(($#)) || set -- avx2 scalar
+for isa; do
+  case $isa in
+    scalar) has avx2 || continue ;;
+    avx2) has avx512f || continue ;;
+    avx512) has avx512_bf16 || has avx512_vnni || continue ;;
+    *)
+      echo "test_isa: unknown instruction set $isa" >&2
+      exit 2
+      ;;
+  esac
+  echo "LVLLM_ISA=$isa"
+  export LVLLM_ISA=$isa
+  ran=1
+  if command -v cargo-nextest >/dev/null; then
+    cargo nextest run -p lk-core --locked --no-fail-fast \
+      -E "test(/(^|::)($modules)(::|$)/) | binary(/$modules/)"
+    continue
+  fi
+  # Module names select the unit tests; an integration test has none of them in its path and is named as a whole.
+  cargo test -p lk-core --locked --no-fail-fast --lib -- kernel:: moe:: simd:: engine:: store::
+  targets=()
+  for file in crates/lk-core/tests/*.rs; do
+    name=$(basename "$file" .rs)
+    [[ $name =~ $modules ]] && targets+=(--test "$name")
   done
+  ((${#targets[@]} == 0)) || cargo test -p lk-core --locked --no-fail-fast "${targets[@]}"
 done
 # Said in a runner's words, so that the count shows it: on such a CPU test-rust has covered the one set there is.
 ((ran)) || echo "0 passed, 0 failed, 1 skipped"

@@ -1,6 +1,7 @@
 //! The engine of one process: topology, workers, kernels and scratch; layers hang on it.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -80,6 +81,7 @@ pub(crate) struct Shared {
     scratch: Mutex<Scratch>,
     sets: Mutex<HashMap<SetKey, KernelSet>>,
     step_timeout: Duration,
+    closed: AtomicBool,
     notes: Mutex<Vec<String>>,
 }
 
@@ -113,6 +115,9 @@ impl Shared {
     /// # Errors
     /// [`Error::Poisoned`] after a caller panicked in the middle of a step.
     pub(crate) fn lock_scratch(&self) -> Result<MutexGuard<'_, Scratch>> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(Error::Argument("the engine was closed: make a new one".to_owned()));
+        }
         self.scratch.lock().map_err(|_| Error::Poisoned {
             worker: 0,
             message: "a step of this engine panicked; restart the server".to_owned(),
@@ -128,11 +133,10 @@ impl Shared {
             if let Some(set) = sets.get(&key) {
                 return Ok(set.clone());
             }
-            let mut set = KernelSet::build(spec.format, &self.cpu, spec.dtype)
+            let mut set = KernelSet::build(spec.format, self.cpu, spec.dtype)
                 .map_err(|e| Error::UnsupportedFormat(format!("{}: {e}", spec.name)))?;
-            match self.family {
-                Some(family) => set.pin(family)?,
-                None => set.measure(n, k)?,
+            if let Some(family) = self.family {
+                set.pin(family)?;
             }
             sets.insert(key, set.clone());
             Ok(set)
@@ -196,7 +200,7 @@ impl Engine {
         notes.extend(pool.notes().iter().cloned());
         let workers: Vec<_> = plan.nodes.iter().map(|n| n.workers.len()).collect();
         Ok(Arc::new(Self(Arc::new(Shared {
-            ops: VecOps::get(&cpu),
+            ops: VecOps::get(cpu),
             plan,
             pool,
             cpu,
@@ -205,6 +209,7 @@ impl Engine {
             scratch: Mutex::new(Scratch::new(&workers)),
             sets: Mutex::new(HashMap::new()),
             step_timeout: options.step_timeout,
+            closed: AtomicBool::new(false),
             notes: Mutex::new(notes),
         }))))
     }
@@ -239,8 +244,13 @@ impl Engine {
         self.0.pool.state()
     }
 
-    /// Stops the workers; later calls fail.
+    /// Refuses all later steps and intakes. The workers sleep, and end with the last layer of the engine.
     pub fn close(&self) {
-        self.0.pool.shutdown();
+        self.0.closed.store(true, Ordering::Release);
+    }
+
+    /// Counters of the engine.
+    pub fn stats(&self) -> [(&'static str, u64); 2] {
+        [("workers", self.0.pool.workers() as u64), ("nodes", self.0.plan.nodes.len() as u64)]
     }
 }

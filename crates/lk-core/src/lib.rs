@@ -5,6 +5,7 @@ pub mod engine;
 pub mod error;
 pub mod format;
 pub mod kernel;
+pub mod limits;
 pub mod mem;
 pub mod moe;
 pub mod pool;

@@ -1,9 +1,11 @@
 //! `lvllm._lk.Engine`.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use lk_core::engine::{Binding, Engine, EngineOptions};
+use lk_core::format::WeightFormat;
 use lk_core::kernel::{Activation, ActivationParams};
 use lk_core::moe::LayerSpec;
 use lk_core::topology::{CpuId, NodeId};
@@ -116,7 +118,7 @@ impl PyEngine {
         let dtype = Dtype::parse(dtype)
             .ok_or_else(|| Error::Shape(format!("{name}: dtype {dtype} is not one that the engine knows")))?;
         let spec = LayerSpec {
-            format: lk_core::format::WeightFormat::parse(format, group_size)?,
+            format: weight_format(&name, format, group_size)?,
             activation: Activation::parse(
                 &if gated { activation.to_owned() } else { format!("{}_no_mul", activation.trim_end_matches("_no_mul")) },
                 ActivationParams { limit, alpha, beta, linear_beta },
@@ -132,14 +134,15 @@ impl PyEngine {
             w2_bias,
             router_weight_on_input,
         };
-        Ok(PyLayer::new(py.detach(|| self.0.create_layer(spec, max_tokens))?))
+        // Scratch grows with the largest step; nothing is sized ahead.
+        let _ = max_tokens;
+        Ok(PyLayer::new(py.detach(|| self.0.create_layer(spec))?))
     }
 
     /// Counters since the engine's start.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.0.stats();
         let out = PyDict::new(py);
-        for (name, value) in stats.entries() {
+        for (name, value) in self.0.stats() {
             out.set_item(name, value)?;
         }
         Ok(out)
@@ -155,11 +158,29 @@ impl PyEngine {
 #[pyfunction]
 #[pyo3(signature = (threads = None))]
 pub(crate) fn read_bandwidth(py: Python<'_>, threads: Option<usize>) -> PyLkResult<f64> {
-    Ok(py.detach(|| lk_core::engine::read_bandwidth(threads))?)
+    Ok(py.detach(|| lk_core::limits::read_bandwidth(threads))?)
 }
 
 /// Names of the instruction sets of this CPU that have kernels.
 #[pyfunction]
 pub(crate) fn cpu_features() -> Vec<String> {
-    lk_core::engine::cpu_features()
+    lk_core::limits::cpu_features()
+}
+
+/// The format of a name; `group_size` belongs to formats with scales.
+fn weight_format(layer: &str, format: &str, group_size: Option<usize>) -> Result<WeightFormat, Error> {
+    let known = Dtype::parse(format).and_then(|dtype| WeightFormat::from_dtype(dtype).ok());
+    match (known, group_size) {
+        (Some(known), None) => Ok(known),
+        _ => Err(Error::UnsupportedFormat(format!(
+            "{layer}: weights in format {format} with group_size {group_size:?}; this version computes f32, bf16 and f16"
+        ))),
+    }
+}
+
+/// Measured arithmetic peaks in GFLOP/s with so many threads, by family (`f32fma`, `bf16dot`, `bf16amx`).
+#[pyfunction]
+#[pyo3(signature = (threads = None))]
+pub(crate) fn compute_peaks(py: Python<'_>, threads: Option<usize>) -> PyLkResult<HashMap<String, f64>> {
+    Ok(py.detach(|| lk_core::limits::compute_peaks(threads))?)
 }

@@ -10,7 +10,7 @@ mod tensor_ref;
 #[pyo3::pymodule]
 mod _lk {
     #[pymodule_export]
-    use crate::engine::{PyEngine, cpu_features, read_bandwidth};
+    use crate::engine::{PyEngine, compute_peaks, cpu_features, read_bandwidth};
     #[pymodule_export]
     use crate::error::{LkError, UnsupportedFormatError};
     #[pymodule_export]

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use crate::engine::Shared as EngineShared;
-use crate::kernel::Operand;
+use crate::kernel::{Family, KernelSet, Operand};
 use crate::mem::NodeArena;
 use crate::stats::LayerStats;
-use crate::{Dtype, Error, Result};
+use crate::{Error, Result};
 
 use super::exec::{Step, XRows};
 use super::intake::{TensorView, pack_expert};
@@ -238,7 +238,7 @@ impl Layer {
 
     /// Rows of `hidden_states` in every operand type that the step's kernels want; as they lie where that will do.
     fn operands<'a>(
-        &self,
+        &'a self,
         hidden_states: &'a [u8],
         num_tokens: usize,
         buffers: &'a mut Buffers,
@@ -251,7 +251,7 @@ impl Layer {
                 Operand::Bf16 => want_bf16 = true,
                 Operand::F32 => want_f32 = true,
             }
-            gather |= kernel.wants_contiguous_rows();
+            gather |= kernel.family() == Family::Bf16Amx;
         }
         let request = Request {
             spec: &self.spec,
@@ -271,10 +271,11 @@ impl Layer {
 
     /// Kernel names by matrix (`w13`, `w2`) and rows per expert (`1` … `16`, `many`).
     pub fn kernel_names(&self) -> BTreeMap<&'static str, Vec<(String, String)>> {
-        [("w13", &self.weights.gate_up), ("w2", &self.weights.down)]
-            .into_iter()
-            .map(|(matrix, set)| (matrix, set.table()))
-            .collect()
+        let table = |set: &KernelSet| {
+            let rows = (1..=16).map(|m| (m.to_string(), m)).chain([("many".to_owned(), usize::MAX)]);
+            rows.map(|(name, m)| (name, set.select(m).name().to_owned())).collect()
+        };
+        [("w13", table(&self.weights.gate_up)), ("w2", table(&self.weights.down))].into()
     }
 
     /// Counters of this layer.

@@ -12,9 +12,9 @@ use crate::Result;
 
 /// Layouts of the slices of one length and place in their scale groups.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Slice {
+pub(crate) struct Slice {
     /// Rows of `intermediate_size`.
-    pub(super) rows: usize,
+    pub(crate) rows: usize,
     /// Panels of gate (and, alike, of up): N = rows, K = hidden_size.
     pub(super) w13: TileLayout,
     /// Panels of w2: N = hidden_size, K = rows.
@@ -57,9 +57,9 @@ impl Slot {
 }
 
 /// One node's part of a layer.
-pub(super) struct NodeWeights {
+pub(crate) struct NodeWeights {
     pub(super) arena: NodeArena,
-    pub(super) slices: Vec<Slice>,
+    pub(crate) slices: Vec<Slice>,
     slots: Vec<Slot>,
 }
 

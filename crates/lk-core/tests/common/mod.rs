@@ -113,7 +113,7 @@ impl Case {
     pub fn spec(&self) -> LayerSpec {
         LayerSpec {
             name: "model.layers.0.mlp.experts".to_owned(),
-            format: WeightFormat::parse(self.format, None).unwrap(),
+            format: WeightFormat::from_dtype(Dtype::parse(self.format).unwrap()).unwrap(),
             num_experts: self.num_experts,
             hidden_size: self.hidden_size,
             intermediate_size: self.intermediate_size,
