@@ -3,9 +3,9 @@
 
     make_tiny_moe.py OUT_ROOT [KIND ...]        every kind when none is named
 
-The models have the module structure of the real families and nothing else of them: a few layers of a few hundred
-columns, so that a whole engine starts in seconds. Weights are scaled so that activations neither die out nor grow
-over the layers, and lm_head so that the greedy token is seldom a near tie.
+The models have the module structure of the real families and nothing else of them: a few layers of a few
+hundred columns, so that a whole engine starts in seconds. Weights are scaled so that activations neither die
+out nor grow over the layers, and lm_head so that the greedy token is seldom a near tie.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def finish(out: Path, config: dict[str, Any], weights: Weights, shards: int = 1)
     else:
         size = -(-len(names) // shards)
         groups = {
-            f"model-{i + 1:05d}-of-{shards:05d}.safetensors": names[i * size : (i + 1) * size] for i in range(shards)
+            f"model-{i + 1:05d}-of-{shards:05d}.safetensors": names[i * size : (i + 1) * size]
+            for i in range(shards)
         }
         index = {"metadata": {}, "weight_map": {n: file for file, group in groups.items() for n in group}}
         (out / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -150,7 +151,9 @@ def fp8_blocks(weight: torch.Tensor, block: int = 128) -> tuple[torch.Tensor, to
     return codes.to(torch.float8_e4m3fn), scale
 
 
-def qwen3_moe(out: Path, *, fp8: bool = False, mlp_only: tuple[int, ...] = (), shards: int = 1, layers: int = 4) -> None:
+def qwen3_moe(
+    out: Path, *, fp8: bool = False, mlp_only: tuple[int, ...] = (), shards: int = 1, layers: int = 4
+) -> None:
     """Qwen3-MoE: softmax router with renormalised top-k, no shared expert. `mlp_only` layers are dense."""
     hidden, experts, top_k, inter, heads, kv_heads, head_dim = 256, 16, 4, 128, 4, 2, 64
     ids = write_tokenizer(out)
@@ -191,7 +194,9 @@ def qwen3_moe(out: Path, *, fp8: bool = False, mlp_only: tuple[int, ...] = (), s
         expert_weights = [n for n in w if ".mlp.experts." in n]
         for name in expert_weights:
             w[name], w[name.replace(".weight", ".weight_scale_inv")] = fp8_blocks(w[name])
-        dense = sorted({n.removesuffix(".weight") for n in w if n.endswith("proj.weight") and n not in expert_weights})
+        dense = sorted(
+            {n.removesuffix(".weight") for n in w if n.endswith("proj.weight") and n not in expert_weights}
+        )
         config["quantization_config"] = {
             "quant_method": "fp8",
             "activation_scheme": "dynamic",
@@ -211,7 +216,11 @@ def mixtral(out: Path) -> None:
     w.embeddings(ids["vocab_size"], hidden)
     for layer in range(layers):
         p = f"model.layers.{layer}."
-        for name, features in {"q": heads * head_dim, "k": kv_heads * head_dim, "v": kv_heads * head_dim}.items():
+        for name, features in {
+            "q": heads * head_dim,
+            "k": kv_heads * head_dim,
+            "v": kv_heads * head_dim,
+        }.items():
             w.linear(f"{p}self_attn.{name}_proj.weight", features, hidden)
         w.linear(p + "self_attn.o_proj.weight", hidden, heads * head_dim)
         for n in ("input_layernorm", "post_attention_layernorm"):
@@ -232,7 +241,7 @@ def mixtral(out: Path) -> None:
 
 
 def deepseek_v3(out: Path, *, mtp: int = 0) -> None:
-    """DeepSeek-V3: MLA, sigmoid grouped router with bias, one shared expert, a dense first layer, `mtp` draft layers.
+    """DeepSeek-V3: MLA, sigmoid grouped router with bias, a shared expert, a dense first layer, draft layers.
 
     kv_lora_rank 512 and a rope part of 64 keep the latent at the 576 columns that the MLA kernels know.
     """
@@ -300,14 +309,18 @@ def deepseek_v3(out: Path, *, mtp: int = 0) -> None:
 
 
 def gpt_oss(out: Path) -> None:
-    """gpt-oss unquantised: expert tensors fused over experts and transposed, gate and up interleaved, biases, sinks."""
+    """gpt-oss unquantised: expert tensors fused and transposed, gate and up interleaved, biases, sinks."""
     hidden, layers, experts, top_k, inter, heads, kv_heads, head_dim = 256, 4, 8, 2, 256, 4, 2, 64
     ids = write_tokenizer(out)
     w = Weights()
     w.embeddings(ids["vocab_size"], hidden)
     for layer in range(layers):
         p = f"model.layers.{layer}."
-        for name, features in {"q": heads * head_dim, "k": kv_heads * head_dim, "v": kv_heads * head_dim}.items():
+        for name, features in {
+            "q": heads * head_dim,
+            "k": kv_heads * head_dim,
+            "v": kv_heads * head_dim,
+        }.items():
             w.linear(f"{p}self_attn.{name}_proj.weight", features, hidden)
             w.normal(f"{p}self_attn.{name}_proj.bias", features, std=0.1)
         w.linear(p + "self_attn.o_proj.weight", hidden, heads * head_dim)

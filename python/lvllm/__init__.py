@@ -1,7 +1,7 @@
-"""Routed experts of mixture-of-experts models on the CPU: a plugin for stock vLLM, and its engine as a library.
+"""Routed experts of MoE models on the CPU: a plugin for stock vLLM, and its engine as a library.
 
-Importing this package is free: it loads neither the native module, nor torch, nor vLLM. The library's names are
-resolved on first use:
+Importing this package is free: it loads neither the native module, nor torch, nor vLLM. The library's names
+are resolved on first use:
 
     import lvllm
     engine = lvllm.Engine(threads=8)

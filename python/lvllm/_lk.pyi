@@ -11,10 +11,10 @@ class UnsupportedFormatError(LkError):
     """The weight format, or an option of it, is not one that the engine computes."""
 
 class TensorRef:
-    """A contiguous tensor in host memory, described by address; `owner` is kept alive as long as the reference.
+    """A contiguous tensor in host memory, described by address; `owner` lives as long as the reference.
 
-    dtype is one of 'bf16', 'f16', 'f32', 'u8', 'i8', 'i32', 'i64', 'f8_e4m3', 'f8_e8m0'. A length that does not
-    match shape and dtype is refused at construction.
+    dtype is one of 'bf16', 'f16', 'f32', 'u8', 'i8', 'i32', 'i64', 'f8_e4m3', 'f8_e8m0'. A length that does
+    not match shape and dtype is refused at construction.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The only reader of LVLLM_* and LK_* variables: strict parsing, merge with vLLM's additional_config, printing."""
+"""The only reader of LVLLM_* and LK_* variables: strict parsing, merge with additional_config, printing."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[
         value = _parse(flag, name, environ[name])
         if flag.key in values and values[flag.key] != value:
             raise SettingError(
-                f"{name}={environ[name]!r} contradicts {origin[flag.key]}: both set {flag.name}; keep one of them"
+                f"{name}={environ[name]!r} contradicts {origin[flag.key]}: both set {flag.name}; keep one of "
+                "them"
             )
         values[flag.key] = value
         if name == flag.name or flag.key not in origin:
@@ -118,8 +119,8 @@ def _from_config(section: object) -> dict[str, Any]:
             raise _unknown(f"additional_config {CONFIG_SECTION}.{key}", list(_BY_KEY))
         if flag is SWITCH:
             raise SettingError(
-                f"{SWITCH.name} cannot be given in additional_config, since it decides whether lvllm is loaded at "
-                f"all; set it in the environment"
+                f"{SWITCH.name} cannot be given in additional_config, since it decides whether lvllm is "
+                "loaded at all; set it in the environment"
             )
         if raw is not None:
             values[flag.key] = _parse(flag, f"additional_config {CONFIG_SECTION}.{key}", raw)
@@ -127,7 +128,7 @@ def _from_config(section: object) -> dict[str, Any]:
 
 
 def load(section: object = None, environ: Mapping[str, str] | None = None) -> Settings:
-    """Read every setting. section: the "lvllm" object of vLLM's additional_config, if any; the environment wins.
+    """Read every setting. section: the "lvllm" object of additional_config, if any; the environment wins.
 
     Raises SettingError for an unknown name, an illegal value, or an alias that contradicts its name.
     """
@@ -179,7 +180,9 @@ def notices(settings: Settings, *, on_gpu: bool) -> list[str]:
         if not settings.is_set(flag):
             continue
         if flag.needs_gpu and not on_gpu:
-            lines.append(f"{flag.name} has no effect: vLLM runs on the CPU platform, there is no GPU to move work to")
+            lines.append(
+                f"{flag.name} has no effect: vLLM runs on the CPU platform, there is no GPU to move work to"
+            )
         elif flag.unbuilt:
             lines.append(f"{flag.name} has no effect: {flag.unbuilt}")
     for spec, name in (
@@ -187,9 +190,13 @@ def notices(settings: Settings, *, on_gpu: bool) -> list[str]:
         (settings.gpu_resident_moe_layers_spec, "LVLLM_GPU_RESIDENT_MOE_LAYERS_SPEC"),
     ):
         if spec.auto:
-            lines.append(f"{name}=auto has no effect: sizing by free VRAM is not part of this build; name the layers")
+            lines.append(
+                f"{name}=auto has no effect: sizing by free VRAM is not part of this build; name the layers"
+            )
         elif spec and not on_gpu:
-            lines.append(f"{name}={spec}: on the CPU platform these layers stay with stock vLLM's own CPU experts")
+            lines.append(
+                f"{name}={spec}: on the CPU platform these layers stay with stock vLLM's own CPU experts"
+            )
     return lines
 
 

@@ -1,6 +1,7 @@
 """The table of settings: one row per LVLLM_* / LK_* variable, with type, default, allowed values and meaning.
 
-README, docs/flags.md, `lvllm doctor` and the parser in envs.py all follow this table; a test compares the documents.
+README, docs/flags.md, `lvllm doctor` and the parser in envs.py all follow this table; a test compares the
+documents.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ FALSE_WORDS = ("0", "false", "off", "no")
 
 @dataclass(frozen=True)
 class Kind:
-    """How a value is read: `parse` raises ValueError, whose text or `allowed` tells the user what is legal."""
+    """How a value is read: `parse` raises ValueError; its text and `allowed` tell the user what is legal."""
 
     allowed: str
     parse: Callable[[str], Any]
@@ -48,7 +49,9 @@ def whole_number(minimum: int, maximum: int | None = None, *, word: str | None =
         return value
 
     allowed = f"a whole number from {minimum}" + ("" if maximum is None else f" to {maximum}")
-    return Kind(allowed + (f", or {word}" if word else ""), parse, lambda v: str(word) if v is None else str(v))
+    return Kind(
+        allowed + (f", or {word}" if word else ""), parse, lambda v: str(word) if v is None else str(v)
+    )
 
 
 def positive(unit: str) -> Kind:
@@ -72,17 +75,21 @@ def choice(*words: str, word: str | None = None) -> Kind:
             raise ValueError
         return value
 
-    return Kind(", ".join((*words, *([word] if word else []))), parse, lambda v: str(word) if v is None else str(v))
+    return Kind(
+        ", ".join((*words, *([word] if word else []))), parse, lambda v: str(word) if v is None else str(v)
+    )
 
 
-NODES = Kind("a list of NUMA nodes such as 0-1,4", parse_numbers, lambda v: "all" if v is None else format_numbers(v))
+NODES = Kind(
+    "a list of NUMA nodes such as 0-1,4", parse_numbers, lambda v: "all" if v is None else format_numbers(v)
+)
 LAYERS = Kind("layer numbers such as 0-1,9, all, auto, or main:0-2,mtp:0", parse_layers)
 DRAFT_LAYERS = Kind("draft layer numbers from 0, all, or auto", lambda text: parse_layers(text, part="mtp"))
 
 
 @dataclass(frozen=True)
 class Flag:
-    """One variable. `key` is its name in `--additional-config '{"lvllm": {...}}'` and the field of Settings."""
+    """One variable. `key` is its name in additional_config's "lvllm" object and the field of Settings."""
 
     name: str
     kind: Kind
@@ -155,7 +162,8 @@ FLAGS: tuple[Flag, ...] = (
         whole_number(0, word="auto"),
         None,
         "auto",
-        "tokens of a step from which a host layer's experts are streamed to and computed on the GPU; 0 = never",
+        "tokens of a step from which a host layer's experts are streamed to and computed on the GPU; 0 = "
+        "never",
         aliases=("LK_GPU_PREFILL_MIN_TOKENS",),
         needs_gpu=True,
         unbuilt="GPU prefill by streaming is not part of this build; the CPU computes every step",

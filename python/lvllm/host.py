@@ -8,15 +8,16 @@ from pathlib import Path
 from lvllm.flags import INHERITED_CPUS
 from lvllm.ranges import format_numbers, parse_numbers
 
-
 _CGROUP_UNLIMITED = 1 << 60
+CGROUP = "cgroup limit"
+"""Source that available_memory() names when a memory cgroup decides."""
 
 
 def publish_inherited_cpus() -> None:
     """Record this process's CPU mask for its children.
 
-    vLLM's workers bind their own threads, so a worker's mask says where vLLM put it, not what the server may use.
-    The first process of the tree in which the plugin registers still has the mask that the user gave.
+    vLLM's workers bind their own threads, so a worker's mask says where vLLM put it, not what the server may
+    use. The first process of the tree in which the plugin registers still has the mask that the user gave.
     """
     if INHERITED_CPUS not in os.environ:
         os.environ[INHERITED_CPUS] = format_numbers(os.sched_getaffinity(0))
@@ -97,17 +98,21 @@ def cgroup_memory_left() -> int | None:
 
 
 def available_memory() -> tuple[int, str]:
-    """(bytes, source) that a new process may use: the smaller of MemAvailable and what the cgroup grants."""
+    """(bytes, source) that a new process may use: the smaller of MemAvailable and what the cgroup grants.
+
+    A cgroup limit above MemTotal means that the machine reports too little (memory that is plugged in on
+    demand); then the cgroup is the truth.
+    """
     memory = _meminfo()
-    available, source = memory["MemAvailable"], "MemAvailable"
+    available = memory["MemAvailable"]
     left = cgroup_memory_left()
-    if left is not None and left < available:
-        return left, "cgroup limit"
-    return available, source
+    if left is not None and (left < available or left > memory["MemTotal"]):
+        return left, CGROUP
+    return available, "MemAvailable"
 
 
 def node_memory() -> dict[int, tuple[int, int]]:
-    """NUMA node -> (total, free) bytes; one node 0 with the machine's figures where the kernel has no NUMA."""
+    """NUMA node -> (total, free) bytes; a node 0 with the machine's figures on a kernel without NUMA."""
     nodes: dict[int, tuple[int, int]] = {}
     for folder in Path("/sys/devices/system/node").glob("node[0-9]*"):
         figures = {}
@@ -125,6 +130,21 @@ def node_memory() -> dict[int, tuple[int, int]]:
         return nodes
     memory = _meminfo()
     return {0: (memory["MemTotal"], memory["MemAvailable"])}
+
+
+def usable_nodes(wanted: tuple[int, ...] | None) -> list[int]:
+    """NUMA nodes with a CPU that this server may run on, restricted to `wanted` if given."""
+    allowed = set(inherited_cpus())
+    nodes = []
+    for folder in Path("/sys/devices/system/node").glob("node[0-9]*"):
+        try:
+            text = (folder / "cpulist").read_text().strip()
+        except OSError:
+            continue
+        if text and allowed.intersection(parse_numbers(text)):
+            nodes.append(int(folder.name[4:]))
+    nodes = nodes or [0]
+    return sorted(n for n in nodes if wanted is None or n in wanted)
 
 
 def gb(count: float) -> str:

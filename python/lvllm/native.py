@@ -24,10 +24,10 @@ def load() -> ModuleType:
         return importlib.import_module("lvllm._lk")
     except ImportError as error:
         raise NativeModuleError(
-            f"lvllm: the native module lvllm._lk cannot be loaded: {error}. "
-            "Reinstall it with `pip install --force-reinstall --no-deps lvllm`; if the message names GLIBC or "
-            "libstdc++, this system is older than the wheel's manylinux tag. "
-            "To serve with stock vLLM meanwhile, unset LVLLM_MOE_NUMA_ENABLED."
+            f"lvllm: the native module lvllm._lk cannot be loaded: {error}. Reinstall it with `pip install "
+            "--force-reinstall --no-deps lvllm`; if the message names GLIBC or libstdc++, this system is "
+            "older than the wheel's manylinux tag. To serve with stock vLLM meanwhile, unset "
+            "LVLLM_MOE_NUMA_ENABLED."
         ) from error
 
 

@@ -44,8 +44,8 @@ def format_numbers(numbers: Collection[int]) -> str:
 class LayerSpec:
     """A parsed layer list, not yet bound to a model.
 
-    main, draft: numbers named for that part ("main:", "mtp:"); bare: numbers without a part; all_main, all_draft:
-    the word `all`; auto: as many as fit.
+    main, draft: numbers named for that part ("main:", "mtp:"); bare: numbers without a part; all_main,
+    all_draft: the word `all`; auto: as many as fit.
     """
 
     text: str = ""
@@ -75,8 +75,8 @@ class LayerSelection:
 def parse_layers(text: str, *, part: str | None = None) -> LayerSpec:
     """Parse `0`, `0-1,9`, `all`, `auto`, `main:0-2,mtp:0`. A part holds until the next part is named.
 
-    part: the part that unprefixed numbers belong to ("mtp" for the draft layers' own variable); None leaves them
-    bare, to be decided by the number of main layers.
+    part: the part that unprefixed numbers belong to ("mtp" for the draft layers' own variable); None leaves
+    them bare, to be decided by the number of main layers.
     """
     stripped = text.strip()
     if stripped.lower() in ("", "none"):
@@ -90,7 +90,9 @@ def parse_layers(text: str, *, part: str | None = None) -> LayerSpec:
         if colon:
             name = prefix.strip().lower()
             if name not in _PARTS:
-                raise ValueError(f"unknown model part {name!r} in {piece.strip()!r}; allowed: {', '.join(_PARTS)}")
+                raise ValueError(
+                    f"unknown model part {name!r} in {piece.strip()!r}; allowed: {', '.join(_PARTS)}"
+                )
             current = _PARTS[name]
         word = rest.strip().lower()
         if word == "all":
@@ -115,29 +117,34 @@ def parse_layers(text: str, *, part: str | None = None) -> LayerSpec:
 def select_layers(spec: LayerSpec, *, num_main: int, num_draft: int, variable: str) -> LayerSelection:
     """Bind a list to a model of num_main layers and num_draft draft (MTP) layers.
 
-    Bare numbers from num_main on mean the draft layers in order, with a notice. A number beyond the last layer of
-    its part is a ValueError that names the variable and the counts.
+    Bare numbers from num_main on mean the draft layers in order, with a notice. A number beyond the last
+    layer of its part is a ValueError that names the variable and the counts.
     """
     chosen = LayerSelection()
 
-    def take(numbers: Collection[int], count: int, target: set[int], what: str, shown: Callable[[int], int]) -> None:
+    def take(
+        numbers: Collection[int], count: int, target: set[int], what: str, shown: Callable[[int], int]
+    ) -> None:
         beyond = [shown(n) for n in sorted(numbers) if n >= count]
         if beyond:
             raise ValueError(
-                f"{variable}={spec.text!r}: layers {format_numbers(beyond)} do not exist: the model has {num_main} "
-                f"main layers (0-{num_main - 1}) and {num_draft} draft layers; {what}"
+                f"{variable}={spec.text!r}: layers {format_numbers(beyond)} do not exist: the model has "
+                f"{num_main} main layers (0-{num_main - 1}) and {num_draft} draft layers; {what}"
             )
         target.update(numbers)
 
     draft_from_bare = {n - num_main for n in spec.bare if n >= num_main}
     take(spec.main, num_main, chosen.main, "`main:` numbers count from 0", lambda n: n)
     take(spec.draft, num_draft, chosen.draft, "`mtp:` numbers count from 0", lambda n: n)
-    take(draft_from_bare, num_draft, chosen.draft, "draft layers follow the main ones", lambda n: n + num_main)
+    take(
+        draft_from_bare, num_draft, chosen.draft, "draft layers follow the main ones", lambda n: n + num_main
+    )
     chosen.main.update(n for n in spec.bare if n < num_main)
     if draft_from_bare:
         asked = format_numbers({n + num_main for n in draft_from_bare})
         chosen.notes.append(
-            f"{variable}={spec.text!r}: layers {asked} are taken as draft layers {format_numbers(draft_from_bare)}; "
+            f"{variable}={spec.text!r}: layers {asked} are taken as draft layers "
+            f"{format_numbers(draft_from_bare)}; "
             f"mtp:{format_numbers(draft_from_bare)} says the same"
         )
     if spec.all_main:

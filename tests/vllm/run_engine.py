@@ -2,9 +2,9 @@
 
     python run_engine.py '{"model": DIR, "out": FILE, "engine": {...}, "actions": [...]}'
 
-actions: "generate" (greedy over PROMPTS), "reload" (reload_weights, then generate again), "modules" (which modules of
-vLLM and of ours are loaded), "placement" (the accounting of the worker). Each one's result lands under its name;
-a repeated action becomes a list.
+actions: "generate" (greedy over PROMPTS), "reload" (reload_weights, then generate again), "modules" (which
+modules of vLLM and of ours are loaded), "placement" (the accounting of the worker). Each one's result lands
+under its name; a repeated action becomes a list.
 """
 
 from __future__ import annotations
@@ -30,16 +30,24 @@ TOKENS = 24
 def generate(llm: Any) -> dict[str, Any]:
     from vllm import SamplingParams
 
-    params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=1, prompt_logprobs=0)
+    params = SamplingParams(
+        temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=1, prompt_logprobs=0
+    )
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     return {
         "tokens": [list(o.outputs[0].token_ids) for o in outputs],
         "logprobs": [
-            [step[token].logprob for step, token in zip(o.outputs[0].logprobs, o.outputs[0].token_ids, strict=True)]
+            [
+                step[token].logprob
+                for step, token in zip(o.outputs[0].logprobs, o.outputs[0].token_ids, strict=True)
+            ]
             for o in outputs
         ],
         "prompt_logprobs": [
-            [step[token].logprob for step, token in zip(o.prompt_logprobs[1:], o.prompt_token_ids[1:], strict=True)]
+            [
+                step[token].logprob
+                for step, token in zip(o.prompt_logprobs[1:], o.prompt_token_ids[1:], strict=True)
+            ]
             for o in outputs
         ],
     }
@@ -56,7 +64,13 @@ def main() -> None:
     started = time.perf_counter()
     from vllm import LLM
 
-    engine = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 16, "seed": 0, "disable_log_stats": True}
+    engine = {
+        "dtype": "float32",
+        "max_model_len": 256,
+        "max_num_seqs": 16,
+        "seed": 0,
+        "disable_log_stats": True,
+    }
     llm = LLM(model=job["model"], **(engine | job.get("engine", {})))
     result: dict[str, Any] = {"start_s": time.perf_counter() - started}
     for action in job.get("actions", ["generate"]):

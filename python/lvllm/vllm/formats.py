@@ -24,15 +24,15 @@ DTYPE_NAMES: dict[torch.dtype, str] = {
 
 
 class UnsupportedLayerError(RuntimeError):
-    """A MoE layer cannot be computed on the host as it is; the text names the layer, the reason and a way out."""
+    """A MoE layer cannot be computed on the host; the text names the layer, the reason and a way out."""
 
 
 @dataclass(frozen=True)
 class WeightFormat:
     """How a layer's expert weights are stored.
 
-    name: the engine's format name. tensors: the layer's parameters that the engine takes, by vLLM's names; others
-    that create_weights registers (activation scales, shapes) are of no use to the engine.
+    name: the engine's format name. tensors: the layer's parameters that the engine takes, by vLLM's names;
+    others that create_weights registers (activation scales, shapes) are of no use to the engine.
     """
 
     name: str
@@ -42,8 +42,8 @@ class WeightFormat:
 
 def way_out(layer_name: str) -> str:
     return (
-        f"Keep the layer on stock vLLM's path with LVLLM_GPU_RESIDENT_MOE_LAYERS, or unset LVLLM_MOE_NUMA_ENABLED "
-        f"({layer_name})."
+        "Keep the layer on stock vLLM's path with LVLLM_GPU_RESIDENT_MOE_LAYERS, or unset "
+        f"LVLLM_MOE_NUMA_ENABLED ({layer_name})."
     )
 
 
@@ -54,15 +54,23 @@ def weight_format(layer: RoutedExperts, method: str, params: dict[str, torch.nn.
     """
     weight = params.get("w13_weight")
     biases = tuple(n for n in ("w13_bias", "w2_bias") if n in params)
-    if method == "UnquantizedFusedMoEMethod" and weight is not None and weight.dtype in (
-        torch.float32,
-        torch.bfloat16,
-        torch.float16,
+    if (
+        method == "UnquantizedFusedMoEMethod"
+        and weight is not None
+        and weight.dtype
+        in (
+            torch.float32,
+            torch.bfloat16,
+            torch.float16,
+        )
     ):
         return WeightFormat(DTYPE_NAMES[weight.dtype], ("w13_weight", "w2_weight", *biases))
-    shown = ", ".join(f"{n} {tuple(p.shape)} {str(p.dtype).removeprefix('torch.')}" for n, p in params.items())
+    shown = ", ".join(
+        f"{n} {tuple(p.shape)} {str(p.dtype).removeprefix('torch.')}" for n, p in params.items()
+    )
     raise UnsupportedLayerError(
-        f"lvllm: {layer.layer_name}: no host decoder for experts of {method} with {shown}. {way_out(layer.layer_name)}"
+        f"lvllm: {layer.layer_name}: no host decoder for experts of {method} with {shown}. "
+        f"{way_out(layer.layer_name)}"
     )
 
 

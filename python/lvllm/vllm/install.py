@@ -1,6 +1,7 @@
 """The patches that lvllm applies to vLLM, all of them, and when each can go.
 
-1. RoutedExperts._get_quant_method: hands back the stock method object re-classed to its host form. Goes when vLLM has
+1. RoutedExperts._get_quant_method: hands back the stock method object re-classed to its host form. Goes when
+vLLM has
    a registry for expert methods that covers every quantisation and sees the layer before its weights exist.
 2. EngineArgs.create_engine_config: checks the configuration before the engine starts. Goes when plugins get a
    configuration hook.
@@ -24,16 +25,16 @@ def _wrap(owner: type, name: str, make: Any, parameters: tuple[str, ...]) -> Non
     stock = getattr(owner, name, None)
     if stock is None:
         raise compat.UnsupportedVllmError(
-            f"lvllm: vLLM {compat.vllm_version()} has no {owner.__name__}.{name}, which lvllm hooks into; install "
-            f"vLLM {compat.TESTED_TEXT}."
+            f"lvllm: vLLM {compat.vllm_version()} has no {owner.__name__}.{name}, which lvllm hooks into; "
+            f"install vLLM {compat.TESTED_TEXT}."
         )
     if getattr(stock, _SENTINEL, False):
         return
     found = tuple(inspect.signature(stock).parameters)
     if found[: len(parameters)] != parameters:
         raise compat.UnsupportedVllmError(
-            f"lvllm: {owner.__name__}.{name} of vLLM {compat.vllm_version()} takes {found} instead of {parameters}; "
-            f"install vLLM {compat.TESTED_TEXT}."
+            f"lvllm: {owner.__name__}.{name} of vLLM {compat.vllm_version()} takes {found} instead of "
+            f"{parameters}; install vLLM {compat.TESTED_TEXT}."
         )
     hook = functools.wraps(stock)(make(stock))
     setattr(hook, _SENTINEL, True)

@@ -1,16 +1,18 @@
 """Weight intake: from vLLM's weight loaders into the engine's arena, expert by expert.
 
-vLLM creates the expert parameters as usual, in host memory that the system commits page by page as it is written. The
-stock weight loader, which knows tensor parallelism, expert maps and padding, is wrapped: what it writes is counted per
-parameter and expert. As soon as all parameters of an expert are complete, the engine packs the expert and the pages go
-back, so that the peak is the model plus what is in flight. Models that fill a parameter directly (gpt-oss, fused
-checkpoints) never enter the wrapper; their experts are packed when vLLM calls process_weights_after_loading.
+vLLM creates the expert parameters as usual, in host memory that the system commits page by page as it is
+written. The stock weight loader, which knows tensor parallelism, expert maps and padding, is wrapped: what it
+writes is counted per parameter and expert. As soon as all parameters of an expert are complete, the engine
+packs the expert and the pages go back, so that the peak is the model plus what is in flight. Models that fill
+a parameter directly (gpt-oss, fused checkpoints) never enter the wrapper; their experts are packed when vLLM
+calls process_weights_after_loading.
 """
 
 from __future__ import annotations
 
 import ctypes
 import types
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,11 +38,11 @@ class IncompleteWeightsError(RuntimeError):
     """A parameter of an expert was not written exactly once; the text names layer, parameter and experts."""
 
 
-class _WriteCounter(TorchDispatchMode):
+class _WriteCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects (storage address, written view) of the copies made under it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.writes: list[tuple[int, torch.Tensor]] = []
 
     def __torch_dispatch__(
@@ -63,7 +65,7 @@ def lazy_parameter(param: torch.nn.Parameter) -> Any:
 
 
 class LayerIntake:
-    """The weights of one layer on their way into the engine; also their way back in when weights are reloaded."""
+    """The weights of one layer on their way into the engine, at the first load and at every reload."""
 
     def __init__(
         self,
@@ -87,11 +89,14 @@ class LayerIntake:
         self.sealed = False
         self._restart()
         for name, param in params.items():
-            setattr(param, _NAME, name)
-            setattr(param, _STOCK_LOADER, param.weight_loader)  # type: ignore[attr-defined]
-            # A bound method of the layer, as the stock one is: vLLM's reload strips exactly such references from the
-            # metadata that it keeps, so that a model can be freed.
-            param.weight_loader = types.MethodType(_counting_weight_loader, layer)  # type: ignore[attr-defined]
+            attributes = vars(param)
+            # vLLM's own parameter classes keep the loader behind a read-only property.
+            slot = "weight_loader" if "weight_loader" in attributes else "_weight_loader"
+            attributes[_NAME] = name
+            attributes[_STOCK_LOADER] = attributes[slot]
+            # A bound method of the layer, as the stock one is: vLLM's reload strips exactly such references
+            # from the metadata that it keeps, so that a model can be freed.
+            attributes[slot] = types.MethodType(_counting_weight_loader, layer)
 
     def _restart(self) -> None:
         self.written = {n: [0] * self.num_experts for n in self.names}
@@ -114,7 +119,9 @@ class LayerIntake:
             if address != storage or target.numel() == 0:
                 continue
             first = (target.storage_offset() - param.storage_offset()) // stride
-            spans = [(s, d) for s, d in zip(target.stride(), target.shape, strict=True) if s >= stride and d > 1]
+            spans = [
+                (s, d) for s, d in zip(target.stride(), target.shape, strict=True) if s >= stride and d > 1
+            ]
             count = spans[0][1] if spans else 1
             for expert in range(first, first + count):
                 self.written[name][expert] += target.numel() // count
@@ -155,7 +162,7 @@ class LayerIntake:
             buffer.release(begin, end - begin)
 
     def finish(self, params: dict[str, torch.Tensor]) -> None:
-        """Pack what was filled directly, check that every tensor of every expert was written once, seal the layer."""
+        """Pack what was filled directly, check that every tensor was written exactly once, seal the layer."""
         remaining = [e for e in range(self.num_experts) if not self.packed[e]]
         for name in self.names:
             self._check_counts(name, params[name], remaining)
@@ -169,12 +176,13 @@ class LayerIntake:
     def _check_counts(self, name: str, param: torch.Tensor, remaining: list[int]) -> None:
         counts, full = self.written[name], self.elements[name]
         if remaining and not any(counts):
-            # Never through the loader: either filled directly or not at all, and an untouched buffer has no pages.
+            # Never through the loader: either filled directly or not at all, and an untouched buffer has no
+            # pages.
             buffer = self.buffers.get(name)
             if buffer is not None and param.data_ptr() == buffer.data_ptr and buffer.resident_bytes() == 0:
                 raise IncompleteWeightsError(
-                    f"lvllm: {self.layer_name}: {name} was never loaded: the checkpoint has no tensor for it. "
-                    "Download the checkpoint again or compare its index with its files."
+                    f"lvllm: {self.layer_name}: {name} was never loaded: the checkpoint has no tensor for "
+                    "it. Download the checkpoint again or compare its index with its files."
                 )
             return
         for kind, experts in (
@@ -200,11 +208,11 @@ def _counting_weight_loader(
     return_success: bool = False,
 ) -> bool | None:
     """The layer's stock weight loader, counted. `self` is the RoutedExperts layer."""
-    stock = getattr(param, _STOCK_LOADER)
+    stock: Callable[..., bool | None] = getattr(param, _STOCK_LOADER)
     intake: LayerIntake = self.quant_method.intake
     if param.is_meta:
         # vLLM's reload calls the loader on a placeholder first, to learn how much it would write.
-        return stock(param, loaded_weight, weight_name, shard_id, expert_id, return_success)  # type: ignore[no-any-return]
+        return stock(param, loaded_weight, weight_name, shard_id, expert_id, return_success)
     if intake.sealed:
         intake.reopen()
     with _WriteCounter() as counter:

@@ -23,8 +23,10 @@ def is_host(method: object) -> bool:
     return getattr(type(method), _HOST, False)
 
 
-def to_host(layer: RoutedExperts, stock: FusedMoEMethodBase, moe_config: FusedMoEConfig) -> FusedMoEMethodBase:
-    """Re-class a stock method object for a layer that belongs on the host; return it untouched for one that does not.
+def to_host(
+    layer: RoutedExperts, stock: FusedMoEMethodBase, moe_config: FusedMoEConfig
+) -> FusedMoEMethodBase:
+    """Re-class a stock method object if its layer belongs on the host; return it untouched if not.
 
     The object keeps its stock class as base and its class name: vLLM's weight loader dispatches on the name.
     """
@@ -40,8 +42,8 @@ def to_host(layer: RoutedExperts, stock: FusedMoEMethodBase, moe_config: FusedMo
         )
     if moe_config.is_lora_enabled:
         raise UnsupportedLayerError(
-            f"lvllm: {layer.layer_name}: LoRA on experts is not computed on the host. Drop --enable-lora, or: "
-            f"{way_out(layer.layer_name)}"
+            f"lvllm: {layer.layer_name}: LoRA on experts is not computed on the host. Drop --enable-lora, "
+            f"or: {way_out(layer.layer_name)}"
         )
     stock.__class__ = host_class(type(stock))
     return stock
@@ -49,7 +51,7 @@ def to_host(layer: RoutedExperts, stock: FusedMoEMethodBase, moe_config: FusedMo
 
 @functools.cache
 def host_class(base: type[Any]) -> type[Any]:
-    """Subclass of one stock method class. A single base keeps the object layout, which __class__ assignment needs."""
+    """Subclass of one stock method class. A single base keeps the object layout for __class__ assignment."""
 
     class Host(base):  # type: ignore[misc]
         # Class attributes shadow the stock properties of the same name.

@@ -1,4 +1,4 @@
-"""Which part of the model a MoE layer belongs to, where its experts go and why, and the account of all of them."""
+"""Which part of the model a MoE layer belongs to, where its experts go and why, and the account of all."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LayerId:
 
 
 def identify(layer_name: str, num_main: int) -> LayerId:
-    """The layer's part and number from its prefix, e.g. `model.layers.61.mlp.experts` of a 61-layer model is mtp:0.
+    """Part and number from the prefix, e.g. `model.layers.61.mlp.experts` of a 61-layer model is mtp:0.
 
     A draft model has its own prefix, or numbers that begin after the target's layers.
     """
@@ -86,16 +86,23 @@ class Ledger:
             self.resident.draft |= chosen.draft
             self.resident.notes += chosen.notes
 
+    def place(self, layer: LayerId) -> str:
+        """ "stock" for a layer that the user keeps on stock vLLM's path, else "host"."""
+        kept = self.resident.main if layer.part == "main" else self.resident.draft
+        return "stock" if layer.index in kept else "host"
+
+    def builds(self, layer: LayerId) -> bool:
+        """Whether the layer is built, and on the host; checkpoints hold draft layers nobody asked for."""
+        count = self.num_main if layer.part == "main" else self.num_draft
+        return layer.index < count and self.place(layer) == "host"
+
     def decide(self, layer_name: str) -> Row:
         """Where a layer goes. Recorded; asking again gives the same row."""
         if layer_name not in self._rows:
             layer = identify(layer_name, self.num_main)
-            kept = self.resident.main if layer.part == "main" else self.resident.draft
-            if layer.index in kept:
-                row = Row(layer_name, layer, "stock", "named by LVLLM_GPU_RESIDENT_MOE_LAYERS")
-            else:
-                row = Row(layer_name, layer, "host", "default")
-            self._rows[layer_name] = row
+            where = self.place(layer)
+            reason = "named by LVLLM_GPU_RESIDENT_MOE_LAYERS" if where == "stock" else "default"
+            self._rows[layer_name] = Row(layer_name, layer, where, reason)
         return self._rows[layer_name]
 
     def claim(self, layer_name: str, engine_layer: _lk.Layer, fmt: str) -> None:
@@ -160,7 +167,7 @@ def draft_layers(config: VllmConfig) -> int:
 
 
 def ledger(config: VllmConfig) -> Ledger:
-    """The account that belongs to a configuration. Target and draft share the compilation config, and so the account."""
+    """The account of a configuration. Target and draft share the compilation config, and so the account."""
     shared = config.compilation_config
     found = _LEDGERS.get(id(shared))
     if found is None:
@@ -187,7 +194,7 @@ def ledger_of(model: torch.nn.Module) -> Ledger:
 
 
 def account(model: torch.nn.Module, config: VllmConfig, model_config: ModelConfig) -> None:
-    """After a model is loaded: every MoE layer must be on the host, or on stock's path because the user said so."""
+    """After a model is loaded: every MoE layer is on the host, or on stock's path by the user's wish."""
     from vllm.logger import init_logger
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
@@ -209,23 +216,28 @@ def account(model: torch.nn.Module, config: VllmConfig, model_config: ModelConfi
             unclaimed.append(f"{name} ({type(module).__name__})")
     if unclaimed:
         raise PlacementError(
-            f"lvllm: experts that the engine does not see: {', '.join(unclaimed[:8])}"
-            f"{' ...' if len(unclaimed) > 8 else ''}. This model computes them outside vLLM's RoutedExperts, or replaced "
-            "the method after lvllm had placed it (moe_backend, LoRA). Serve it with LVLLM_MOE_NUMA_ENABLED unset."
+            "lvllm: experts that the engine does not see: "
+            f"{', '.join(unclaimed[:8])}{' ...' if len(unclaimed) > 8 else ''}. This model computes them "
+            "outside vLLM's RoutedExperts, or replaced the method after lvllm had placed it (moe_backend, "
+            "LoRA). Serve it with LVLLM_MOE_NUMA_ENABLED unset."
         )
     if not seen and model_config.is_moe and model_config is config.model_config:
         raise PlacementError(
-            f"lvllm: {model_config.model} is a mixture-of-experts model ({model_config.get_num_experts()} experts), but "
-            "no layer of it uses vLLM's RoutedExperts, so nothing was placed on the host. "
+            f"lvllm: {model_config.model} is a mixture-of-experts model ({model_config.get_num_experts()} "
+            "experts), but no layer of it uses vLLM's RoutedExperts, so nothing was placed on the host. "
             "Serve it with LVLLM_MOE_NUMA_ENABLED unset."
         )
     if not seen:
-        logger.warning("lvllm: %s has no MoE layer; LVLLM_MOE_NUMA_ENABLED has no effect on it", model_config.model)
+        logger.warning(
+            "lvllm: %s has no MoE layer; LVLLM_MOE_NUMA_ENABLED has no effect on it", model_config.model
+        )
         return
     for note in book.resident.notes:
         logger.warning("%s", note)
     if dense := book.dense_among_resident():
-        logger.info("LVLLM_GPU_RESIDENT_MOE_LAYERS: %s have no experts (dense) and are skipped", ", ".join(dense))
+        logger.info(
+            "LVLLM_GPU_RESIDENT_MOE_LAYERS: %s have no experts (dense) and are skipped", ", ".join(dense)
+        )
     logger.info("placement of the MoE layers of %s:\n%s", model_config.model, book.table())
 
 
@@ -234,6 +246,9 @@ def holds_experts(module: torch.nn.Module, num_experts: int) -> bool:
     if num_experts <= 1:
         return False
     return any(
-        p is not None and p.dim() == 3 and p.shape[0] == num_experts and ("w13" in n or "w2" in n or "gate_up" in n)
+        p is not None
+        and p.dim() == 3
+        and p.shape[0] == num_experts
+        and ("w13" in n or "w2" in n or "gate_up" in n)
         for n, p in module._parameters.items()
     )

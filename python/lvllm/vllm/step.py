@@ -1,16 +1,21 @@
 """One step of one layer: the custom op that hands routed tokens to the engine.
 
-The op is opaque to torch.compile. On a GPU vLLM already hides the whole MoE layer behind an op of its own; on the CPU
-platform it does not, and Dynamo would trace into the engine call.
+The op is opaque to torch.compile. On a GPU vLLM already hides the whole MoE layer behind an op of its own; on
+the CPU platform it does not, and Dynamo would trace into the engine call.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.library import Library
-from vllm.utils.torch_utils import LayerNameType, _encode_layer_name, _resolve_layer_name, direct_register_custom_op
+from vllm.utils.torch_utils import (
+    LayerNameType,
+    _encode_layer_name,
+    _resolve_layer_name,
+    direct_register_custom_op,
+)
 
 from lvllm.native import load as load_native
 from lvllm.vllm.formats import DTYPE_NAMES
@@ -20,7 +25,7 @@ if TYPE_CHECKING:
 
     from lvllm import _lk
 
-_LIBRARY = Library("lvllm", "FRAGMENT")
+_LIBRARY = Library("lvllm", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 def _ref(tensor: torch.Tensor) -> _lk.TensorRef:
@@ -40,8 +45,9 @@ def run(
     output = torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
     if hidden_states.shape[0] == 0:
         return output
-    expert_map = layer._expert_map
-    layer.quant_method.host.engine_layer.forward(
+    expert_map: torch.Tensor | None = layer._expert_map  # type: ignore[assignment]
+    engine_layer: _lk.Layer = layer.quant_method.host.engine_layer  # type: ignore[attr-defined]
+    engine_layer.forward(
         _ref(hidden_states.contiguous()),
         _ref(topk_ids.to(torch.int32).contiguous()),
         _ref(topk_weights.to(torch.float32).contiguous()),
@@ -54,7 +60,8 @@ def run(
 def _moe_cpu(
     hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, layer_name: LayerNameType
 ) -> torch.Tensor:
-    # The forward context belongs to one model instance, so the same layer name in two models cannot be confused.
+    # The forward context belongs to one model instance, so the same layer name in two models cannot be
+    # confused.
     from vllm.forward_context import get_forward_context
 
     runner = get_forward_context().no_compile_layers[_resolve_layer_name(layer_name)]
@@ -77,12 +84,15 @@ direct_register_custom_op(
 
 def apply(
     layer: RoutedExperts, hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
-) -> Any:
-    """Routed experts of one layer. hidden_states [T, H]; topk_weights, topk_ids [T, k]; returns a fresh [T, H]."""
+) -> torch.Tensor:
+    """Routed experts of one layer: hidden_states [T, H], topk_* [T, k]; returns a fresh [T, H]."""
     if hidden_states.device.type != "cpu":
         raise NotImplementedError(
-            f"lvllm: {layer.layer_name}: the hand-over of tokens from {hidden_states.device.type} to the CPU engine "
-            "(pinned slots and flag kernels) is not part of this build; it serves vLLM's CPU platform only. "
-            "Unset LVLLM_MOE_NUMA_ENABLED to serve with stock vLLM."
+            f"lvllm: {layer.layer_name}: the hand-over of tokens from {hidden_states.device.type} to the CPU "
+            "engine (pinned slots and flag kernels) is not part of this build; it serves vLLM's CPU "
+            "platform only. Unset LVLLM_MOE_NUMA_ENABLED to serve with stock vLLM."
         )
-    return torch.ops.lvllm.moe_cpu(hidden_states, topk_weights, topk_ids, _encode_layer_name(layer.layer_name))
+    output: torch.Tensor = torch.ops.lvllm.moe_cpu(
+        hidden_states, topk_weights, topk_ids, _encode_layer_name(layer.layer_name)
+    )
+    return output

@@ -13,7 +13,6 @@ from lvllm.ranges import format_numbers
 from lvllm.vllm import placement
 from lvllm.vllm.formats import UnsupportedLayerError, layer_options, way_out, weight_format
 from lvllm.vllm.loader import LayerIntake
-from lvllm.vllm.progress import LoadProgress
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -67,7 +66,7 @@ _ENGINE_SETTINGS: dict[str, envs.Settings] = {}
 
 
 def engine_of(config: VllmConfig) -> _lk.Engine:
-    """The engine of this process, started on first use: never at import, so that a fork before it is harmless."""
+    """The engine of this process, started on first use, never at import: a fork before it is harmless."""
     settings = settings_of(config)
     key = repr(settings)
     _ENGINE_SETTINGS[key] = settings
@@ -91,11 +90,11 @@ class HostLayer:
         from vllm.config import get_current_vllm_config
 
         config = get_current_vllm_config()
-        params = {n: layer._parameters[n] for n in created}
+        params = {n: layer.get_parameter(n) for n in created}
         moe = layer.moe_config
         self.format = weight_format(layer, method, params)
-        # Decode steps of speculation hold several tokens a request; the scheduler's cap bounds them all. With data
-        # parallelism the tokens of every rank arrive.
+        # Decode steps of speculation hold several tokens a request; the scheduler's cap bounds them all. With
+        # data parallelism the tokens of every rank arrive.
         max_tokens = config.scheduler_config.max_num_batched_tokens * max(1, moe.dp_size)
         options = layer_options(layer, self.format, max_tokens)
         native = load_native()
@@ -122,18 +121,19 @@ class HostLayer:
         if self.dummy:
             # The dummy loader would write, and so commit, every page; it leaves placeholders alone.
             for name in created:
-                param = layer._parameters[name]
-                attributes = dict(param.__dict__)
+                param = params[name]
                 meta = torch.nn.Parameter(param.data.to("meta"), requires_grad=False)
-                meta.__dict__.update(attributes)
+                vars(meta).update(vars(param))
                 layer._parameters[name] = meta
 
     def finish(self, layer: RoutedExperts) -> None:
         """Seal the layer and drop its parameters; called by vLLM after loading and after each reload."""
-        params = {n: layer._parameters[n].data for n in self.names if layer._parameters.get(n) is not None}
+        params = {n: layer.get_parameter(n).data for n in self.names if layer._parameters.get(n) is not None}
         if all(p.is_meta for p in params.values()):
             if not self.dummy:
-                raise RuntimeError(f"lvllm: {layer.layer_name}: weights were processed before any was loaded.")
+                raise RuntimeError(
+                    f"lvllm: {layer.layer_name}: weights were processed before any was loaded."
+                )
             self.engine_layer.fill_dummy(_DUMMY_SEED)
             self.engine_layer.seal()
             self.intake.sealed = True
