@@ -1,0 +1,195 @@
+//! Checkpoint to panels.
+
+use super::source::{CheckpointView, CodeOrder};
+use super::{NR, STEP_BYTES, TileLayout};
+use crate::Error;
+use crate::format::CodeKind;
+use std::ops::Range;
+
+/// Why a matrix was not packed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PackError {
+    /// A weight or scale is NaN or infinite.
+    #[error("{part} at row {row}, column {col} is NaN or infinite")]
+    NotFinite {
+        /// `weight` or `scale`.
+        part: &'static str,
+        /// Output channel in the view.
+        row: usize,
+        /// `k` of the weight, or group of the scale.
+        col: usize,
+    },
+    /// View, layout and destination do not describe the same matrix.
+    #[error("{0}")]
+    Mismatch(String),
+}
+
+impl From<PackError> for Error {
+    fn from(e: PackError) -> Self {
+        match e {
+            PackError::Mismatch(text) => Self::Shape(text),
+            finite => Self::Corrupt(finite.to_string()),
+        }
+    }
+}
+
+/// Packs the panels `panels` of `view`. Panel `panels.start + i` is written to `dst` at `i * dst_step` panels, so that two
+/// matrices may alternate (`dst_step` 2: gate at 0, up one panel further); `dst` ends with the last panel at the earliest.
+/// Disjoint ranges may be packed by different threads.
+///
+/// # Errors
+///
+/// [`PackError::NotFinite`] names the first bad weight of the first bad panel; the destination is then unspecified.
+/// [`PackError::Mismatch`] if the parts do not fit together.
+pub fn pack_panels(
+    view: &CheckpointView<'_>,
+    layout: &TileLayout,
+    panels: Range<usize>,
+    dst: &mut [u8],
+    dst_step: usize,
+) -> Result<(), PackError> {
+    let (format, n, k) = (layout.format(), layout.n(), layout.k());
+    if view.format != format || view.n != n || view.k != k {
+        return Err(PackError::Mismatch(format!(
+            "a view of {} weights [{}, {}] does not fill a layout of {format} [{n}, {k}]",
+            view.format, view.n, view.k
+        )));
+    }
+    let stride = dst_step * layout.panel_bytes();
+    let wanted =
+        panels.len().saturating_sub(1) * stride + if panels.is_empty() { 0 } else { layout.panel_bytes() };
+    if panels.end > layout.panels() || dst_step == 0 || dst.len() < wanted {
+        return Err(PackError::Mismatch(format!(
+            "panels {panels:?} of {} at every {dst_step}-th place do not fit in {} bytes",
+            layout.panels(),
+            dst.len()
+        )));
+    }
+    for (i, p) in panels.enumerate() {
+        let panel = &mut dst[i * stride..][..layout.panel_bytes()];
+        pack_codes(view, layout, p, panel);
+        if !codes_finite(layout.code(), &panel[..layout.scale_offset()]) {
+            return Err(find_bad_code(layout, p, panel));
+        }
+        panel[layout.scale_offset()..].fill(0);
+    }
+    Ok(())
+}
+
+fn pack_codes(view: &CheckpointView<'_>, layout: &TileLayout, p: usize, panel: &mut [u8]) {
+    let code = layout.code();
+    let rows = NR.min(view.n - p * NR);
+    let codes = &mut panel[..layout.scale_offset()];
+    match view.order {
+        CodeOrder::Rows | CodeOrder::RowsOffsetBinary => pack_rows(view, p, rows, codes),
+        CodeOrder::Elements => pack_elements(view, p, rows, codes),
+        CodeOrder::WordsAlongK | CodeOrder::AwqWords => {
+            unreachable!("views of these orders are not made yet")
+        }
+    }
+    if rows < NR || layout.k_padded() != layout.k() {
+        pad(code, layout.k(), rows, codes);
+    }
+}
+
+/// Steps that are transposed together: 32 rows of one cache line each.
+const BLOCK_STEPS: usize = 16;
+
+fn pack_rows(view: &CheckpointView<'_>, p: usize, rows: usize, codes: &mut [u8]) {
+    let per_element = view.codes.element_bytes * 8 / view.format.code.bits();
+    let columns = view.k.div_ceil(per_element);
+    let row_bytes = columns * view.codes.element_bytes;
+    let whole_steps = row_bytes / 4;
+    let source: [&[u8]; NR] = std::array::from_fn(|c| view.codes.run(p * NR + c.min(rows - 1), 0, columns));
+    let (blocks, rest) = codes.split_at_mut(whole_steps / BLOCK_STEPS * BLOCK_STEPS * STEP_BYTES);
+    for (b, block) in blocks.chunks_exact_mut(BLOCK_STEPS * STEP_BYTES).enumerate() {
+        transpose_block(&source, b * BLOCK_STEPS * 4, block);
+    }
+    for (s, step) in rest.chunks_exact_mut(STEP_BYTES).enumerate() {
+        let at = (whole_steps / BLOCK_STEPS * BLOCK_STEPS + s) * 4;
+        for (word, row) in step.chunks_exact_mut(4).zip(&source) {
+            let left = row.get(at..).unwrap_or_default();
+            let have = left.len().min(4);
+            word[..have].copy_from_slice(&left[..have]);
+            word[have..].fill(0);
+        }
+    }
+}
+
+/// Transposes the 32-bit words of 32 rows, 16 words from byte `at` on, into 16 steps.
+fn transpose_block(rows: &[&[u8]; NR], at: usize, block: &mut [u8]) {
+    for (c, row) in rows.iter().enumerate() {
+        let words = &row[at..at + BLOCK_STEPS * 4];
+        for (step, word) in block.chunks_exact_mut(STEP_BYTES).zip(words.chunks_exact(4)) {
+            step[c * 4..c * 4 + 4].copy_from_slice(word);
+        }
+    }
+}
+
+fn pack_elements(view: &CheckpointView<'_>, p: usize, rows: usize, codes: &mut [u8]) {
+    let bytes = view.codes.element_bytes;
+    for (s, step) in codes.chunks_exact_mut(STEP_BYTES).enumerate() {
+        for (c, word) in step.chunks_exact_mut(4).enumerate().take(rows) {
+            for (j, code) in word.chunks_exact_mut(bytes).enumerate() {
+                let k = s * (4 / bytes) + j;
+                if k < view.k {
+                    code.copy_from_slice(view.codes.get(p * NR + c, k));
+                }
+            }
+        }
+    }
+}
+
+/// Overwrites the codes of padded channels and padded `k` by codes that decode to zero.
+fn pad(code: CodeKind, k: usize, rows: usize, codes: &mut [u8]) {
+    let zero = code.zero_word();
+    let per_word = code.per_word();
+    for (s, step) in codes.chunks_exact_mut(STEP_BYTES).enumerate() {
+        for word in step[rows * 4..].chunks_exact_mut(4) {
+            word.copy_from_slice(&zero.to_le_bytes());
+        }
+        let real = k.saturating_sub(s * per_word).min(per_word);
+        if real < per_word {
+            let keep = ((1u64 << (real * code.bits())) - 1) as u32;
+            for word in step[..rows * 4].chunks_exact_mut(4) {
+                let old = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+                word.copy_from_slice(&((old & keep) | (zero & !keep)).to_le_bytes());
+            }
+        }
+    }
+}
+
+/// Whether no code is NaN or infinite.
+fn codes_finite(code: CodeKind, codes: &[u8]) -> bool {
+    fn none<const B: usize>(codes: &[u8], bad: impl Fn([u8; B]) -> bool) -> bool {
+        // Accumulated, not searched: the loop has no exit and becomes vector code.
+        codes.chunks(4096).all(|chunk| {
+            let (elements, _) = chunk.as_chunks::<B>();
+            !elements.iter().fold(false, |any, e| any | bad(*e))
+        })
+    }
+    match code {
+        CodeKind::F32 => none::<4>(codes, |e| u32::from_le_bytes(e) & 0x7f80_0000 == 0x7f80_0000),
+        CodeKind::Bf16 => none::<2>(codes, |e| u16::from_le_bytes(e) & 0x7f80 == 0x7f80),
+        CodeKind::F16 => none::<2>(codes, |e| u16::from_le_bytes(e) & 0x7c00 == 0x7c00),
+        CodeKind::E4m3 => none::<1>(codes, |[e]| e & 0x7f == 0x7f),
+        CodeKind::I8 | CodeKind::U4 | CodeKind::E2m1 => true,
+    }
+}
+
+fn find_bad_code(layout: &TileLayout, p: usize, panel: &[u8]) -> PackError {
+    let code = layout.code();
+    let bytes = code.bits() / 8;
+    for row in 0..NR {
+        for col in 0..layout.k() {
+            let at = col / code.per_word() * STEP_BYTES + row * 4 + col % code.per_word() * bytes;
+            let mut word = [0u8; 4];
+            word[..bytes].copy_from_slice(&panel[at..at + bytes]);
+            if !crate::format::code::decode_word(code, u32::from_le_bytes(word), 0).is_finite() {
+                return PackError::NotFinite { part: "weight", row: p * NR + row, col };
+            }
+        }
+    }
+    unreachable!("called for a panel with a code that is not finite")
+}
