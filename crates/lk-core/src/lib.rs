@@ -1,13 +1,16 @@
 //! The CPU engine of lvllm: routed experts of mixture-of-experts layers, computed where their weights lie.
 
 pub mod dtype;
+pub mod engine;
 pub mod error;
 pub mod format;
 pub mod kernel;
+pub mod limits;
 pub mod mem;
 pub mod moe;
 pub mod pool;
 pub mod simd;
+pub mod stats;
 pub mod tile;
 pub mod topology;
 

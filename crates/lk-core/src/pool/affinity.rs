@@ -1,0 +1,32 @@
+//! CPU masks of threads, by the system's own calls: they must work where hwloc can't be asked.
+
+use std::io;
+
+use crate::topology::CpuId;
+
+/// Binds the calling thread to `cpus`.
+pub(super) fn bind_current_thread(cpus: &[CpuId]) -> io::Result<()> {
+    let words = cpus.iter().map(|cpu| cpu.0 as usize / 64 + 1).max().unwrap_or(1);
+    let mut mask = vec![0_u64; words];
+    for cpu in cpus {
+        mask[cpu.0 as usize / 64] |= 1 << (cpu.0 % 64);
+    }
+    // SAFETY: the kernel reads `words * 8` bytes of the vector; the size is given in bytes, so machines with more
+    // CPUs than `cpu_set_t` has bits need nothing special.
+    let status = unsafe { libc::sched_setaffinity(0, words * 8, mask.as_ptr().cast()) };
+    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Keeps signals away from the calling thread: handlers of the host program (Python's) belong on its own threads.
+pub(super) fn block_signals() {
+    let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigfillset initialises the set that it is given.
+    unsafe { libc::sigfillset(set.as_mut_ptr()) };
+    for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGABRT] {
+        // SAFETY: the set was initialised above, the signals are valid. Faults must stay deliverable: a fault
+        // that is blocked kills the process without its handlers (fault dumps) having run.
+        unsafe { libc::sigdelset(set.as_mut_ptr(), signal) };
+    }
+    // SAFETY: the set is initialised; the old mask is not wanted.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut()) };
+}

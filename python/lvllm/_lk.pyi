@@ -1,0 +1,108 @@
+"""Types of the native module. Sizes are bytes unless the name says otherwise."""
+
+from collections.abc import Sequence
+
+version: str
+
+class LkError(RuntimeError):
+    """The engine refuses or failed; the text names layer, format, sizes and a way out."""
+
+class UnsupportedFormatError(LkError):
+    """The weight format, or an option of it, is not one that the engine computes."""
+
+class TensorRef:
+    """A contiguous tensor in host memory, described by address; `owner` lives as long as the reference.
+
+    dtype is one of 'bf16', 'f16', 'f32', 'u8', 'i8', 'i32', 'i64', 'f8_e4m3', 'f8_e8m0'. A length that does
+    not match shape and dtype is refused at construction.
+    """
+
+    def __init__(
+        self, data_ptr: int, nbytes: int, dtype: str, shape: Sequence[int], owner: object | None = None
+    ) -> None: ...
+
+class LazyBuffer:
+    """Page-aligned, zero-filled memory that the system commits page by page as it is written."""
+
+    data_ptr: int
+    nbytes: int
+    def __init__(self, nbytes: int) -> None: ...
+    def release(self, offset: int, nbytes: int) -> None:
+        """Give the whole pages inside [offset, offset + nbytes) back; they read as zero afterwards."""
+    def resident_bytes(self) -> int:
+        """Bytes that are committed now."""
+
+class Engine:
+    """Worker threads and memory of one process. Not usable in a child forked after its construction."""
+
+    def __init__(
+        self,
+        *,
+        threads: int | None = None,
+        nodes: Sequence[int] | None = None,
+        binding: str = "cpu_core",
+        rank: int = 0,
+        world: int = 1,
+        gpu_node: int | None = None,
+        allowed_cpus: Sequence[int] | None = None,
+        reserve_cores: int = 0,
+        isa: str | None = None,
+        kernel: str | None = None,
+        compute: str = "exact",
+        spin_us: int | None = None,
+        power_saving: bool = False,
+        step_timeout_s: float = 120.0,
+    ) -> None: ...
+    def describe(self) -> dict[str, object]:
+        """isa: str, threads: int, notes: list[str], nodes: list of {node, workers, cpus}."""
+    def create_layer(
+        self,
+        name: str,
+        *,
+        format: str,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        top_k: int,
+        dtype: str,
+        activation: str = "silu",
+        limit: float | None = None,
+        alpha: float | None = None,
+        beta: float | None = None,
+        linear_beta: float | None = None,
+        gated: bool = True,
+        interleaved: bool = False,
+        w13_bias: bool = False,
+        w2_bias: bool = False,
+        router_weight_on_input: bool = False,
+        group_size: int | None = None,
+        max_tokens: int = 0,
+    ) -> Layer: ...
+    def stats(self) -> dict[str, object]: ...
+    def close(self) -> None: ...
+
+class Layer:
+    """The routed experts of one MoE layer."""
+
+    name: str
+    bytes: int
+    bytes_per_node: list[int]
+    def load_expert(self, expert: int, tensors: dict[str, TensorRef]) -> None: ...
+    def fill_dummy(self, seed: int) -> None: ...
+    def seal(self) -> None: ...
+    def reset(self) -> None: ...
+    def forward(
+        self,
+        hidden_states: TensorRef,
+        topk_ids: TensorRef,
+        topk_weights: TensorRef,
+        output: TensorRef,
+        expert_map: TensorRef | None = None,
+    ) -> None: ...
+    def kernels(self) -> dict[str, object]: ...
+    def stats(self) -> dict[str, object]: ...
+
+def read_bandwidth(threads: int | None = None) -> float:
+    """Sequential read rate of host memory in GB/s, measured now."""
+
+def cpu_features() -> list[str]: ...

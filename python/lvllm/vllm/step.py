@@ -1,0 +1,98 @@
+"""One step of one layer: the custom op that hands routed tokens to the engine.
+
+The op is opaque to torch.compile. On a GPU vLLM already hides the whole MoE layer behind an op of its own; on
+the CPU platform it does not, and Dynamo would trace into the engine call.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.library import Library
+from vllm.utils.torch_utils import (
+    LayerNameType,
+    _encode_layer_name,
+    _resolve_layer_name,
+    direct_register_custom_op,
+)
+
+from lvllm.native import load as load_native
+from lvllm.vllm.formats import DTYPE_NAMES
+
+if TYPE_CHECKING:
+    from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+
+    from lvllm import _lk
+
+_LIBRARY = Library("lvllm", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+def _ref(tensor: torch.Tensor) -> _lk.TensorRef:
+    ref: _lk.TensorRef = load_native().TensorRef(
+        tensor.data_ptr(), tensor.nbytes, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), tensor
+    )
+    return ref
+
+
+def run(
+    layer: RoutedExperts, hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+) -> torch.Tensor:
+    """Blocking forward on host tensors. Returns a fresh [T, H] tensor of hidden_states' dtype.
+
+    The runner scales the result in place and the next norm writes into it, so it is never a shared buffer.
+    """
+    output = torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
+    if hidden_states.shape[0] == 0:
+        return output
+    expert_map: torch.Tensor | None = layer._expert_map  # type: ignore[assignment]
+    engine_layer: _lk.Layer = layer.quant_method.host.engine_layer  # type: ignore[attr-defined]
+    engine_layer.forward(
+        _ref(hidden_states.contiguous()),
+        _ref(topk_ids.to(torch.int32).contiguous()),
+        _ref(topk_weights.to(torch.float32).contiguous()),
+        _ref(output),
+        None if expert_map is None else _ref(expert_map.to(device="cpu", dtype=torch.int32).contiguous()),
+    )
+    return output
+
+
+def _moe_cpu(
+    hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, layer_name: LayerNameType
+) -> torch.Tensor:
+    # The forward context belongs to one model instance, so the same layer name in two models cannot be
+    # confused.
+    from vllm.forward_context import get_forward_context
+
+    runner = get_forward_context().no_compile_layers[_resolve_layer_name(layer_name)]
+    return run(runner.routed_experts, hidden_states, topk_weights, topk_ids)
+
+
+def _moe_cpu_fake(
+    hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, layer_name: LayerNameType
+) -> torch.Tensor:
+    return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
+
+
+direct_register_custom_op(
+    op_name="moe_cpu",
+    op_func=_moe_cpu,
+    fake_impl=_moe_cpu_fake,
+    target_lib=_LIBRARY,
+)
+
+
+def apply(
+    layer: RoutedExperts, hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+) -> torch.Tensor:
+    """Routed experts of one layer: hidden_states [T, H], topk_* [T, k]; returns a fresh [T, H]."""
+    if hidden_states.device.type != "cpu":
+        raise NotImplementedError(
+            f"lvllm: {layer.layer_name}: the hand-over of tokens from {hidden_states.device.type} to the CPU "
+            "engine (pinned slots and flag kernels) is not part of this build; it serves vLLM's CPU "
+            "platform only. Unset LVLLM_MOE_NUMA_ENABLED to serve with stock vLLM."
+        )
+    output: torch.Tensor = torch.ops.lvllm.moe_cpu(
+        hidden_states, topk_weights, topk_ids, _encode_layer_name(layer.layer_name)
+    )
+    return output
