@@ -3,13 +3,14 @@
 #![expect(unsafe_code, reason = "writes through the raw pointers that the types hand out")]
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use lk_core::Error;
 use lk_core::mem::{
-    AlignedVec, BindCall, BindOutcome, HUGE_PAGE_BYTES, LazyBuffer, MemBinder, NodeArena, NullBinder,
-    PageCounts, PolicyCalls, RecordingBinder, SyscallBinder, locality, numa_maps_counts,
+    AlignedVec, BindCall, BindOutcome, HUGE_PAGE_BYTES, LazyBuffer, LinuxCalls, MemBinder, NodeArena,
+    NullBinder, PageCounts, PolicyCalls, RecordingBinder, SyscallBinder, ThreadInterleave, locality,
+    numa_maps_counts,
 };
 use lk_core::topology::NodeId;
 use proptest::prelude::*;
@@ -27,6 +28,12 @@ impl PolicyCalls for FailingCalls {
         self.mbinds.fetch_add(1, Ordering::Relaxed);
         Err(self.errno)
     }
+    fn set_thread_policy(&self, _: i32, _: &[u64]) -> Result<(), i32> {
+        Err(self.errno)
+    }
+    fn thread_policy(&self, _: &mut [u64]) -> Result<i32, i32> {
+        Err(self.errno)
+    }
     fn query_pages(&self, _: &[usize], _: &mut [i32]) -> Result<(), i32> {
         Err(self.errno)
     }
@@ -38,6 +45,12 @@ struct FarNode;
 impl PolicyCalls for FarNode {
     fn mbind(&self, _: usize, _: usize, mode: i32, nodes: &[u64]) -> Result<(), i32> {
         if mode == libc::MPOL_PREFERRED && nodes == [0, 0, 1 << 2] { Ok(()) } else { Err(libc::EINVAL) }
+    }
+    fn set_thread_policy(&self, _: i32, _: &[u64]) -> Result<(), i32> {
+        Err(libc::EINVAL)
+    }
+    fn thread_policy(&self, _: &mut [u64]) -> Result<i32, i32> {
+        Err(libc::EINVAL)
     }
     fn query_pages(&self, _: &[usize], status: &mut [i32]) -> Result<(), i32> {
         for (index, node) in status.iter_mut().enumerate() {
@@ -238,6 +251,60 @@ fn interleave_reaches_the_kernel() {
     let outcome = binder.interleave(buffer.as_ptr(), MIB, &[NodeId(0)]);
     assert!(matches!(outcome, BindOutcome::Bound | BindOutcome::FirstTouch { .. }), "{outcome:?}");
     assert_eq!(binder.interleave(buffer.as_ptr(), MIB, &[]), BindOutcome::Skipped);
+}
+
+/// Remembers the thread policies that were set; the one in force at the start is `bind` to node 1.
+#[derive(Clone, Default)]
+struct ThreadPolicies(Arc<Mutex<Vec<Policy>>>);
+
+/// Mode and node mask.
+type Policy = (i32, Vec<u64>);
+
+impl PolicyCalls for ThreadPolicies {
+    fn mbind(&self, _: usize, _: usize, _: i32, _: &[u64]) -> Result<(), i32> {
+        Err(libc::EINVAL)
+    }
+    fn set_thread_policy(&self, mode: i32, nodes: &[u64]) -> Result<(), i32> {
+        self.0.lock().unwrap().push((mode, nodes.to_vec()));
+        Ok(())
+    }
+    fn thread_policy(&self, nodes: &mut [u64]) -> Result<i32, i32> {
+        nodes[0] = 2;
+        Ok(libc::MPOL_BIND)
+    }
+    fn query_pages(&self, _: &[usize], _: &mut [i32]) -> Result<(), i32> {
+        Err(libc::EINVAL)
+    }
+}
+
+#[test]
+fn thread_interleave_restores_the_inherited_policy() {
+    let calls = ThreadPolicies::default();
+    let guard = ThreadInterleave::with_calls(calls.clone(), &[NodeId(0), NodeId(8)]);
+    assert_eq!(guard.outcome(), BindOutcome::Bound);
+    assert_eq!(*calls.0.lock().unwrap(), [(libc::MPOL_INTERLEAVE, vec![0x101])]);
+    drop(guard);
+    let (mode, nodes) = calls.0.lock().unwrap()[1].clone();
+    assert_eq!((mode, nodes[0], nodes[1..].iter().sum::<u64>()), (libc::MPOL_BIND, 2, 0));
+    // One node, or a refusal: nothing is set and nothing restored.
+    assert_eq!(ThreadInterleave::with_calls(calls.clone(), &[NodeId(0)]).outcome(), BindOutcome::Skipped);
+    assert_eq!(calls.0.lock().unwrap().len(), 2);
+    let failing = FailingCalls { errno: libc::EPERM, mbinds: Arc::default() };
+    let guard = ThreadInterleave::with_calls(failing, &[NodeId(0), NodeId(1)]);
+    assert_eq!(guard.outcome(), BindOutcome::FirstTouch { errno: libc::EPERM });
+}
+
+#[test]
+fn thread_policy_round_trip_through_the_kernel() {
+    let calls = LinuxCalls;
+    let mut nodes = [0u64; 16];
+    if calls.thread_policy(&mut nodes) != Ok(libc::MPOL_DEFAULT) {
+        return; // No NUMA support, not permitted, or started under numactl.
+    }
+    calls.set_thread_policy(libc::MPOL_INTERLEAVE, &[1]).unwrap();
+    assert_eq!((calls.thread_policy(&mut nodes), nodes[0]), (Ok(libc::MPOL_INTERLEAVE), 1));
+    calls.set_thread_policy(libc::MPOL_DEFAULT, &[]).unwrap();
+    assert_eq!((calls.thread_policy(&mut nodes), nodes[0]), (Ok(libc::MPOL_DEFAULT), 0));
 }
 
 /// Resident memory of the process in bytes.
