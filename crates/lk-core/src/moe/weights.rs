@@ -146,6 +146,11 @@ impl NodeWeights {
         unsafe { self.arena.slice(at, bytes) }
     }
 
+    /// The whole arena.
+    pub(super) fn bytes(&self) -> &[u8] {
+        self.panel(0, self.arena.len())
+    }
+
     fn bias(&self, at: usize, panel: usize) -> Option<&[u8]> {
         (at != Slot::NONE).then(|| self.panel(at + panel * PANEL * size_of::<f32>(), PANEL * size_of::<f32>()))
     }
