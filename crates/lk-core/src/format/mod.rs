@@ -174,7 +174,7 @@ impl WeightFormat {
     pub const MXFP8: Self = Self::scaled(CodeKind::E4m3, ScaleKind::E8m0, 32, 1);
     /// e2m1 weights, `e8m0` scale per 32 `k`.
     pub const MXFP4: Self = Self::scaled(CodeKind::E2m1, ScaleKind::E8m0, 32, 1);
-    /// e2m1 weights, `e4m3` scale per 16 `k`, times `weight_scale_2` (ModelOpt).
+    /// e2m1 weights, `e4m3` scale per 16 `k`, times `weight_scale_2` (`ModelOpt`).
     pub const NVFP4: Self =
         Self { global: GlobalScale::Multiply, ..Self::scaled(CodeKind::E2m1, ScaleKind::E4m3, 16, 1) };
     /// The same divided by `weight_global_scale` (compressed-tensors).

@@ -5,7 +5,7 @@ use super::code::{decode_scale, decode_word};
 use crate::tile::{NR, STEP_BYTES, TileLayout};
 
 /// The matrix `[n, k]` as f32, each weight rounded as the format's equation says: `(code - zero) * scale` in f32, then the
-/// matrix's scale. Where a format has both scales, `code * (scale * global)` (ModelOpt's order), or for the dividing form
+/// matrix's scale. Where a format has both scales, `code * (scale * global)` (the order of `ModelOpt`), or for the dividing form
 /// `code * scale / global`.
 pub fn decode(layout: &TileLayout, packed: &[u8]) -> Vec<f32> {
     let mut out = Vec::with_capacity(layout.n() * layout.k());

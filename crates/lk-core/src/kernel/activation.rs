@@ -66,7 +66,7 @@ pub struct ActivationParams {
 }
 
 impl Activation {
-    /// SiLU of the gate times up.
+    /// `silu(gate) * up`.
     pub const SILU: Self = Self { function: ActivationFn::Silu { limit: f32::INFINITY }, gated: true };
 
     /// The activation of a vLLM name (`silu`, `gelu`, `gelu_tanh`, `swigluoai`, `swigluoai_uninterleave`, `swiglustep`,
@@ -119,7 +119,7 @@ impl Activation {
 #[inline(always)]
 unsafe fn exp<I: F32Isa>(x: I::F) -> I::F {
     // x = n ln 2 + r with |r| <= ln 2 / 2; ln 2 in two parts, the upper exact in a product with n.
-    const LN2_HIGH: f32 = 0.693_359_375;
+    const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     // SAFETY: the caller's promise.
     unsafe {
@@ -167,7 +167,7 @@ unsafe fn tanh<I: F32Isa>(x: I::F) -> I::F {
         // An odd polynomial near zero, where 1 - 2 / (e^2x + 1) loses all digits.
         let z = I::mul(x, x);
         let mut p = I::splat(-5.704_988_7e-3);
-        for c in [2.063_908_9e-2, -5.373_971_6e-2, 0.133_314_42, -0.333_332_82] {
+        for c in [2.063_909e-2, -5.373_971_6e-2, 0.133_314_42, -0.333_332_8] {
             p = I::fma(p, z, I::splat(c));
         }
         let near = I::fma(I::mul(p, z), x, x);
@@ -186,7 +186,7 @@ unsafe fn normal_cdf_times<I: F32Isa>(x: I::F, y: I::F) -> I::F {
     const P: [f32; 9] = [
         -0.822_152_3,
         1.488_515_9,
-        -1.135_203_9,
+        -1.135_204,
         0.278_868_07,
         -0.186_288_06,
         0.096_784_18,
@@ -235,7 +235,7 @@ pub(super) unsafe fn activate<I: F32Isa>(function: ActivationFn, gate: I::F, up:
             ActivationFn::Gelu => I::mul(normal_cdf_times::<I>(gate, gate), up),
             ActivationFn::GeluTanh => {
                 // (1 + tanh y) / 2 = σ(2y)
-                const SCALE: f32 = 2.0 * 0.797_884_56;
+                const SCALE: f32 = 2.0 * 0.797_884_6;
                 let cube = I::mul(I::mul(gate, gate), gate);
                 let y = I::mul(I::fma(cube, I::splat(0.044_715), gate), I::splat(SCALE));
                 I::mul(sigmoid_times::<I>(y, gate), up)

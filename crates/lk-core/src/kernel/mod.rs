@@ -15,10 +15,14 @@
 //!
 //! A kernel is data: a name, its family, the instruction set it needs, and a function. Everything that is generic (code,
 //! ISA, rows in registers) is erased in the family modules.
-#![expect(
-    unsafe_code,
-    reason = "kernels run on raw pointers; shapes are checked where their arguments are built"
+#![expect(unsafe_code, reason = "kernels run on raw pointers; shapes are checked where arguments are built")]
+#![allow(clippy::wildcard_imports, reason = "intrinsics are one vocabulary")]
+#![allow(clippy::cast_ptr_alignment, reason = "vector loads and unaligned reads take any address")]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "loops over register blocks index several arrays by constants"
 )]
+#![allow(clippy::missing_transmute_annotations, reason = "between vector types of one width")]
 
 mod activation;
 #[cfg(target_arch = "x86_64")]

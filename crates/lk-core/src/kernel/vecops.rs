@@ -210,7 +210,7 @@ unsafe fn widen<I: F32Isa, H: Half>(src: &[u16], dst: &mut [f32]) {
             buffer[..n].copy_from_slice(&src[i..]);
             // SAFETY: the buffer has at least LANES elements; dst has n from i on.
             unsafe {
-                store_part::<I>(std::slice::from_raw_parts_mut(d.add(i), n), H::load::<I>(buffer.as_ptr()))
+                store_part::<I>(std::slice::from_raw_parts_mut(d.add(i), n), H::load::<I>(buffer.as_ptr()));
             };
         },
     );

@@ -23,6 +23,8 @@ mod affinity;
 mod barrier;
 mod fork;
 mod gate;
+#[cfg(all(test, loom))]
+mod loom_tests;
 mod shared;
 mod steal;
 mod sync;

@@ -41,7 +41,7 @@ impl F32Isa for Avx2 {
     );
     op!(
         fn store(p: *mut f32, x: __m256) -> () {
-            _mm256_storeu_ps(p, x)
+            _mm256_storeu_ps(p, x);
         }
     );
     op!(
@@ -191,7 +191,7 @@ impl F32Isa for Avx2 {
     );
     op!(
         fn e4m3(w: (__m256i, __m256i), j: u32) -> __m256 {
-            let pair = if j % 2 == 0 { w.0 } else { w.1 };
+            let pair = if j & 1 == 0 { w.0 } else { w.1 };
             let half = if j < 2 { pair } else { _mm256_srli_epi32::<16>(pair) };
             _mm256_mul_ps(Self::f16_low(half), _mm256_set1_ps(256.0))
         }

@@ -60,7 +60,7 @@ macro_rules! shared_ops {
         );
         op!(
             fn store(p: *mut f32, x: __m512) -> () {
-                _mm512_storeu_ps(p, x)
+                _mm512_storeu_ps(p, x);
             }
         );
         op!(
@@ -253,7 +253,7 @@ impl F32Isa for Avx512 {
     );
     op!(
         fn e4m3(w: (__m512i, __m512i), j: u32) -> __m512 {
-            let pair = if j % 2 == 0 { w.0 } else { w.1 };
+            let pair = if j & 1 == 0 { w.0 } else { w.1 };
             let half = if j < 2 { pair } else { _mm512_srli_epi32::<16>(pair) };
             _mm512_mul_ps(Self::f16_low(half), _mm512_set1_ps(256.0))
         }
@@ -275,7 +275,7 @@ const E4M3_BYTES: [[u8; 128]; 2] = {
             0
         } else {
             // m * 2^-9 with the leading one of m taken out.
-            let lead = 31 - mantissa.leading_zeros();
+            let lead = mantissa.ilog2();
             ((118 + lead) << 23) | ((mantissa << (23 - lead)) & 0x007f_ffff)
         };
         t[0][c] = (bits >> 24) as u8;

@@ -4,7 +4,9 @@
 //! `target_feature`; a kernel is one outer function with the features enabled that inlines them. The promise of every
 //! operation is the same: **the CPU has the features of the ISA**, which holds because kernels are only reachable through
 //! [`Cpu`], and pointers are valid for the lanes they name.
-#![expect(unsafe_code, reason = "vector intrinsics; each operation's one obligation is stated on its trait")]
+#![expect(unsafe_code, reason = "vector intrinsics; the one obligation of each operation is on its trait")]
+#![allow(clippy::wildcard_imports, reason = "intrinsics are one vocabulary")]
+#![allow(clippy::cast_ptr_alignment, reason = "vector loads and unaligned reads take any address")]
 
 pub mod amx;
 pub mod cpu;
@@ -23,7 +25,6 @@ pub use cpu::{Cpu, IsaLevel};
 ///
 /// All functions: the CPU has the ISA's features; pointers are valid for `LANES` elements of the type named, at any
 /// alignment.
-#[expect(clippy::missing_safety_doc, reason = "the obligation is the trait's, stated once")]
 pub(crate) trait F32Isa: Copy + Send + Sync + 'static {
     /// f32 lanes of a vector.
     const LANES: usize;

@@ -109,8 +109,9 @@ fn pack_rows(view: &CheckpointView<'_>, p: usize, rows: usize, codes: &mut [u8])
     for (s, step) in rest.chunks_exact_mut(STEP_BYTES).enumerate() {
         let at = (whole_steps / BLOCK_STEPS * BLOCK_STEPS + s) * 4;
         for (word, row) in step.chunks_exact_mut(4).zip(&source) {
-            let have = row.len().saturating_sub(at).min(4);
-            word[..have].copy_from_slice(&row[at..at + have]);
+            let left = row.get(at..).unwrap_or_default();
+            let have = left.len().min(4);
+            word[..have].copy_from_slice(&left[..have]);
             word[have..].fill(0);
         }
     }
