@@ -203,7 +203,12 @@ class _Linker:
                     kubernetes = unit.image is not None and unit.image.origin == "kubernetes"
                     if kubernetes and posixpath.dirname(unit.site.file) == folder:
                         published = Fact(
-                            "published", service.written, State.LITERAL, service.site, "kubernetes", service.written
+                            "published",
+                            service.written,
+                            State.LITERAL,
+                            service.site,
+                            "kubernetes",
+                            service.written,
                         )
                         unit.resources.published = unit.resources.published or published
 

@@ -53,9 +53,7 @@ class Scan:
             return
         for entry in entries:
             relative = f"{prefix}{entry.name}"
-            if any(
-                fnmatch.fnmatch(relative, g) or fnmatch.fnmatch(entry.name, g) for g in self.exclude
-            ):
+            if any(fnmatch.fnmatch(relative, g) or fnmatch.fnmatch(entry.name, g) for g in self.exclude):
                 self.skip("excluded")
                 continue
             try:

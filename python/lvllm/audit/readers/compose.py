@@ -80,7 +80,12 @@ class _Service:
             word = self.word(image_text, self.doc.line("services", self.name, "image"))
             dynamic = word.state is State.DYNAMIC
             image = Fact(
-                "image", None if dynamic else word.value, word.state, self.site("image"), "compose", image_text
+                "image",
+                None if dynamic else word.value,
+                word.state,
+                self.site("image"),
+                "compose",
+                image_text,
             )
         unit = self._unit(image_text if image is None or image.value is None else str(image.value))
         if unit is None:

@@ -78,9 +78,7 @@ def option_file(value: dict[str, Any], line_of: LineOf, file: str, offset: int =
         if isinstance(item, str):
             number = human_int(item)
             item = number if number is not None else json_setting(name, item)
-        result[name] = Fact(
-            name, item, State.LITERAL, Site(file, line_of(key) + offset), "config file", key
-        )
+        result[name] = Fact(name, item, State.LITERAL, Site(file, line_of(key) + offset), "config file", key)
     return result
 
 
@@ -124,7 +122,9 @@ def _framework(keys: dict[str, Fact]) -> tuple[str, str] | None:
     """(framework, launcher) of a flat configuration."""
     infer = keys.get("infer_backend")
     if infer is not None:
-        swift_only = any(k in keys for k in ("rlhf_type", "vllm_mode", "model_type", "sleep_level", "swift_version"))
+        swift_only = any(
+            k in keys for k in ("rlhf_type", "vllm_mode", "model_type", "sleep_level", "swift_version")
+        )
         return ("swift", "swift") if swift_only else ("llamafactory", "llamafactory")
     if "use_vllm" in keys:
         if "rlhf_type" in keys or "sleep_level" in keys:

@@ -9,12 +9,11 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
-
 from lvllm.audit.facts import Dependency, FileFacts, Site, Word
 from lvllm.audit.readers import yamldoc
 from lvllm.audit.textpos import text_line
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 WATCHED = frozenset(
     ("vllm", "torch", "trl", "verl", "openrlhf", "llamafactory", "ms-swift", "unsloth", "fastokens", "flashinfer",
@@ -141,7 +140,9 @@ def _lock(text: str, file: str) -> list[Dependency]:
         if name in WATCHED and package.get("version"):
             at = text.find(f'name = "{package["name"]}"')
             found.append(
-                Dependency(name, "lock", str(package["version"]), Site(file, text_line(text, "version", max(at, 0))))
+                Dependency(
+                    name, "lock", str(package["version"]), Site(file, text_line(text, "version", max(at, 0)))
+                )
             )
     return found
 
@@ -164,7 +165,9 @@ def _setup_cfg(text: str, file: str) -> list[Dependency]:
     lines = [parser.get("options", "install_requires", fallback="")]
     if parser.has_section("options.extras_require"):
         lines += [v for _, v in parser.items("options.extras_require")]
-    found = [requirement(s, Site(file, text_line(text, s.strip()))) for block in lines for s in block.splitlines()]
+    found = [
+        requirement(s, Site(file, text_line(text, s.strip()))) for block in lines for s in block.splitlines()
+    ]
     return [d for d in found if d is not None]
 
 

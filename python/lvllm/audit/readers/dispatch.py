@@ -31,7 +31,11 @@ def kind(base: str) -> str | None:
     if lower in _DEPENDENCY_NAMES:
         return "dependency"
     if lower.endswith(".txt"):
-        return "dependency" if re.match(r"^(requirements|constraints).*\.txt$|.*requirements.*\.txt$", lower) else None
+        return (
+            "dependency"
+            if re.match(r"^(requirements|constraints).*\.txt$|.*requirements.*\.txt$", lower)
+            else None
+        )
     if lower.endswith(_SHELL):
         return "shell"
     if lower in ("makefile", "gnumakefile") or lower.endswith(".mk"):

@@ -68,7 +68,9 @@ def from_words(
     unit.resources = resources
     unit.documentation = documentation
     value = None if image.state is State.DYNAMIC else image.value
-    unit.image = Fact("image", value, image.state, Site(file, image.line), "docker run", image.raw, documentation)
+    unit.image = Fact(
+        "image", value, image.state, Site(file, image.line), "docker run", image.raw, documentation
+    )
     return unit
 
 

@@ -25,9 +25,7 @@ def uses_vllm(framework: str, launcher: str, keys: Mapping[str, Fact]) -> bool:
         return fact.value if fact is not None else None
 
     if framework == "trl":
-        return boolean(value("use_vllm")) is True or (
-            "use_vllm" in keys and not keys["use_vllm"].known
-        )
+        return boolean(value("use_vllm")) is True or ("use_vllm" in keys and not keys["use_vllm"].known)
     if framework == "verl":
         return value("actor_rollout_ref.rollout.name") == "vllm"
     if framework == "openrlhf":

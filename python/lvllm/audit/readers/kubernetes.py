@@ -21,7 +21,9 @@ def is_manifest(doc: yamldoc.Doc) -> bool:
 
 def is_helm_values(doc: yamldoc.Doc) -> bool:
     return isinstance(doc.value, dict) and (
-        "servingEngineSpec" in doc.value or "vllmConfig" in str(list(doc.value))[:2000] or _helm_image(doc.value)
+        "servingEngineSpec" in doc.value
+        or "vllmConfig" in str(list(doc.value))[:2000]
+        or _helm_image(doc.value)
     )
 
 
@@ -41,14 +43,23 @@ def read(doc: yamldoc.Doc, file: str) -> FileFacts:
         for name, text in (data if isinstance(data, dict) else {}).items():
             if isinstance(text, str):
                 line = doc.line("data", name)
-                start = line + (1 if "\n" in text and doc.source[line - doc.first_line].rstrip()[-1:] in "|>-+" else 0)
+                start = line + (
+                    1 if "\n" in text and doc.source[line - doc.first_line].rstrip()[-1:] in "|>-+" else 0
+                )
                 facts.embedded[name] = (start, text)
     elif kind == "Service":
         spec = value.get("spec")
         if isinstance(spec, dict) and spec.get("type") in ("LoadBalancer", "NodePort"):
             site = Site(file, doc.line("spec", "type"))
             facts.services.append(
-                Fact("service", spec.get("selector") or {}, State.LITERAL, site, "kubernetes", str(spec["type"]))
+                Fact(
+                    "service",
+                    spec.get("selector") or {},
+                    State.LITERAL,
+                    site,
+                    "kubernetes",
+                    str(spec["type"]),
+                )
             )
     elif kind == "Ingress":
         facts.hints["reverse_proxy"] = Site(file, doc.line("kind"))
@@ -269,9 +280,7 @@ def _helm_model(doc: yamldoc.Doc, path: yamldoc.Path, model: dict[str, Any], fil
     for key, value in (config if isinstance(config, dict) else {}).items():
         name = _CAMEL.sub("_", key).lower()
         if name == "extra_args" and isinstance(value, list):
-            words = [
-                Word(str(v), str(v), doc.line(*path, "vllmConfig", key, i)) for i, v in enumerate(value)
-            ]
+            words = [Word(str(v), str(v), doc.line(*path, "vllmConfig", key, i)) for i, v in enumerate(value)]
             parsed = options.parse(words, file, "helm values")
             unit.settings.update(parsed.settings)
             unit.unknown += parsed.unknown
@@ -295,5 +304,7 @@ def _helm_model(doc: yamldoc.Doc, path: yamldoc.Path, model: dict[str, Any], fil
     if isinstance(image, dict):
         tag, repository = image.get("tag", tag), image.get("repository", repository)
     if isinstance(repository, str):
-        unit.image = fact("image", f"{repository}:{tag}" if tag else repository, "tag" if tag else "repository")
+        unit.image = fact(
+            "image", f"{repository}:{tag}" if tag else repository, "tag" if tag else "repository"
+        )
     return unit

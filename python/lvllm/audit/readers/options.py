@@ -145,7 +145,9 @@ class _Reader:
         old = self.out.settings.get(head)
         if path and old is not None and isinstance(old.value, dict) and isinstance(value, dict):
             value = merge(old.value, value)
-        fact = Fact(head, value, state, Site(self.file, option.line), self.origin, written, self.documentation)
+        fact = Fact(
+            head, value, state, Site(self.file, option.line), self.origin, written, self.documentation
+        )
         if path and state is State.DYNAMIC:
             # One unknown key does not make the others unknown.
             fact = Fact(head, value, State.LITERAL, fact.site, self.origin, written, self.documentation)

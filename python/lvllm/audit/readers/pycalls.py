@@ -16,10 +16,23 @@ if TYPE_CHECKING:
     from lvllm.audit.readers.python import _Module
 
 _ENGINE_CLASSES = ("EngineArgs", "AsyncEngineArgs")
-_INTEGRATIONS = ("VLLM", "VLLMOpenAI", "Vllm", "VllmServer", "VLLMwithChatTemplate", "vLLMEngineProcessorConfig")
+_INTEGRATIONS = (
+    "VLLM",
+    "VLLMOpenAI",
+    "Vllm",
+    "VllmServer",
+    "VLLMwithChatTemplate",
+    "vLLMEngineProcessorConfig",
+)
 _KWARGS = ("engine_kwargs", "vllm_kwargs", "model_kwargs")
 # Keyword of an integration → engine field.
-_RENAMED = {"model_source": "model", "model_name": "model", "path": "model", "model_id": "model", "max_seq_len": ""}
+_RENAMED = {
+    "model_source": "model",
+    "model_name": "model",
+    "path": "model",
+    "model_id": "model",
+    "max_seq_len": "",
+}
 
 
 def unit(module: _Module, node: ast.Call, name: str) -> Unit | None:
@@ -37,7 +50,13 @@ def unit(module: _Module, node: ast.Call, name: str) -> Unit | None:
         if fast is None or module.evaluator.value(fast.value).value is not True:
             return None
         return _framework(module, node, "unsloth", "unsloth")
-    if tail in _INTEGRATIONS and root in ("langchain", "langchain_community", "llama_index", "ray", "opencompass"):
+    if tail in _INTEGRATIONS and root in (
+        "langchain",
+        "langchain_community",
+        "llama_index",
+        "ray",
+        "opencompass",
+    ):
         if tail == "VLLMOpenAI" or tail == "VllmServer":
             return None
         return _integration(module, node, root)
@@ -93,9 +112,7 @@ def _facts(module: _Module, node: ast.Call) -> dict[str, Fact]:
     facts: dict[str, Fact] = {}
     for name, place, found in _pairs(module, node):
         value = json_setting(name, found.value)
-        facts[name] = Fact(
-            name, value, found.state, module.site(place), "python", name, module.documentation
-        )
+        facts[name] = Fact(name, value, found.state, module.site(place), "python", name, module.documentation)
         if name in _KWARGS and isinstance(value, dict):
             for key, item in value.items():
                 state = State.DYNAMIC if item == UNKNOWN else found.state

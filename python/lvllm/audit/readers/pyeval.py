@@ -84,7 +84,13 @@ class Evaluator:
         return self.value(values[0], depth)
 
     def _attribute(self, node: ast.Attribute, depth: int) -> Result:
-        if isinstance(node.value, ast.Name) and node.value.id in ("args", "opt", "opts", "cli_args", "parsed"):
+        if isinstance(node.value, ast.Name) and node.value.id in (
+            "args",
+            "opt",
+            "opts",
+            "cli_args",
+            "parsed",
+        ):
             if node.attr not in self.scope.arguments:
                 return DYNAMIC
             default = self.scope.arguments[node.attr]
@@ -95,7 +101,12 @@ class Evaluator:
                 return DYNAMIC
             return Result(found.value, State.DEFAULT_OF, f"--{node.attr.replace('_', '-')}")
         dotted = self.scope.dotted(node)
-        if dotted.startswith("torch.") and dotted.rpartition(".")[2] in ("float16", "bfloat16", "float32", "half"):
+        if dotted.startswith("torch.") and dotted.rpartition(".")[2] in (
+            "float16",
+            "bfloat16",
+            "float32",
+            "half",
+        ):
             return Result(dotted.rpartition(".")[2])
         return DYNAMIC
 
@@ -162,7 +173,9 @@ class Evaluator:
         both_text = isinstance(a, str) and isinstance(b, str)
         if isinstance(node.op, ast.Add) and both_text and len(a) + len(b) < MAX_LENGTH:
             return _joined(a + b, [left, right])
-        numeric = all(isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < 1e15 for v in (a, b))
+        numeric = all(
+            isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < 1e15 for v in (a, b)
+        )
         if not numeric:
             return DYNAMIC
         try:
@@ -293,7 +306,13 @@ def _parameters(scope: Scope, arguments: ast.arguments) -> None:
     """A parameter with a default and no other assignment stands for its default."""
     plain = [*arguments.posonlyargs, *arguments.args]
     defaults: Mapping[str, ast.expr | None] = {
-        **dict(zip([a.arg for a in plain[len(plain) - len(arguments.defaults) :]], arguments.defaults, strict=True)),
+        **dict(
+            zip(
+                [a.arg for a in plain[len(plain) - len(arguments.defaults) :]],
+                arguments.defaults,
+                strict=True,
+            )
+        ),
         **dict(zip([a.arg for a in arguments.kwonlyargs], arguments.kw_defaults, strict=True)),
     }
     for argument in (*plain, *arguments.kwonlyargs):

@@ -44,7 +44,9 @@ def read(text: str, file: str, *, first_line: int = 1, documentation: bool = Fal
 
 
 class _Module:
-    def __init__(self, tree: ast.Module, file: str, facts: FileFacts, offset: int, documentation: bool) -> None:
+    def __init__(
+        self, tree: ast.Module, file: str, facts: FileFacts, offset: int, documentation: bool
+    ) -> None:
         self.tree, self.file, self.facts = tree, file, facts
         self.offset, self.documentation = offset, documentation
         self.scope: Scope = build_scope(tree)
@@ -100,7 +102,9 @@ class _Module:
 
     def _sampling(self, node: ast.Call, tail: str) -> None:
         if tail == "GuidedDecodingParams":
-            self.sampling.append(self.fact("guided_decoding", node, True, State.LITERAL, "GuidedDecodingParams"))
+            self.sampling.append(
+                self.fact("guided_decoding", node, True, State.LITERAL, "GuidedDecodingParams")
+            )
             return
         for keyword in node.keywords:
             if keyword.arg:
@@ -141,7 +145,9 @@ class _Module:
             if text.endswith(endpoint) or f"{endpoint}?" in text:
                 self.calls.append(self.fact(f"http:{endpoint}", node, None, State.LITERAL))
         lower = text.lower()
-        if any(w in lower for w in ("summarize the", "summarise the", "rewrite the following", "extract the")):
+        if any(
+            w in lower for w in ("summarize the", "summarise the", "rewrite the following", "extract the")
+        ):
             self.facts.hints.setdefault("repetitive", self.site(node))
 
     def _environ(self, node: ast.Assign) -> None:

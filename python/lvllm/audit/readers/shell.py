@@ -14,15 +14,21 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import tree_sitter_bash
-from tree_sitter import Language, Parser
-
 from lvllm.audit.facts import State, Word
+from tree_sitter import Language, Parser
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
 _BRANCHES = frozenset(
-    ("if_statement", "case_statement", "while_statement", "for_statement", "function_definition", "elif_clause")
+    (
+        "if_statement",
+        "case_statement",
+        "while_statement",
+        "for_statement",
+        "function_definition",
+        "elif_clause",
+    )
 )
 MAX_DEPTH = 200
 MAX_WORD = 20_000
@@ -176,9 +182,7 @@ class _Walker:
             elif child.type in ("file_redirect", "heredoc_redirect", "herestring_redirect", "comment"):
                 continue
             elif child.type == "command_name":
-                words += [w for c in child.named_children for w in self.expand(c)] or [
-                    self._plain(child)
-                ]
+                words += [w for c in child.named_children for w in self.expand(c)] or [self._plain(child)]
             else:
                 words += self.expand(child)
         if words:
@@ -290,7 +294,24 @@ class _Walker:
         for child in node.children:
             if child.type in ("variable_name", "special_variable_name", "subscript") and not name:
                 name = self.text(child).partition("[")[0]
-            elif child.type in (":-", "-", ":=", "=", ":+", "+", ":?", "?", "#", "##", "%", "%%", "/", "//", "^", "@"):
+            elif child.type in (
+                ":-",
+                "-",
+                ":=",
+                "=",
+                ":+",
+                "+",
+                ":?",
+                "?",
+                "#",
+                "##",
+                "%",
+                "%%",
+                "/",
+                "//",
+                "^",
+                "@",
+            ):
                 operator = operator or child.type
             elif operator and default is None and child.is_named:
                 default = child
