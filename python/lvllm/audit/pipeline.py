@@ -13,7 +13,7 @@ from lvllm.audit import model as models
 from lvllm.audit.checks.context import Context, Outcome
 from lvllm.audit.checks.hybrid import fits_host_only
 from lvllm.audit.checks.registry import advisories, checks
-from lvllm.audit.checks.rules import ENABLED, NOT_APPLICABLE, NOT_ENABLED, RECOMMENDED, rules
+from lvllm.audit.checks.rules import ENABLED, NOT_APPLICABLE, NOT_ENABLED, RECOMMENDED, elsewhere, rules
 from lvllm.audit.facts import Fact, FileFacts, Site, State, Unit
 from lvllm.audit.link import Project, link
 from lvllm.audit.readers import dispatch
@@ -197,7 +197,10 @@ def _check(context: Context, request: Request) -> Audited:
             continue
         if item[0] == "K" and not context.hybrid_shown:
             continue
-        outcome = function(context)
+        if context.client and item[0] in "ABCDEFGJ":
+            outcome = Outcome(elsewhere(item))
+        else:
+            outcome = function(context)
         audited.items[item] = outcome
         audited.notes += outcome.advisories
     for collect in advisories():

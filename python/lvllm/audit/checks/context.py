@@ -126,6 +126,12 @@ class Context:
         return self.mode == modes.COLOCATE
 
     @property
+    def client(self) -> bool:
+        """A trainer whose engine is a server of its own."""
+        own = self.unit.framework in ("trl", "swift") and not self.unit.serves
+        return own and self.mode == modes.SERVER
+
+    @property
     def command_line(self) -> bool:
         return self.unit.launch is not None
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lvllm.audit import modes, names
-from lvllm.audit.checks.context import Context, Outcome
+from lvllm.audit.checks.context import RECOMMENDED, Context, Outcome
+from lvllm.audit.checks.hybrid_host import thread_count
 from lvllm.audit.checks.registry import advisory, check
 from lvllm.audit.checks.serving import cores_needed
 from lvllm.audit.values import number
@@ -42,11 +43,11 @@ def cpu_cores(c: Context) -> Outcome:
     available = cores
     threads = number(c.env_text("LK_THREADS"))
     if c.hybrid and threads is not None:
-        available = cores - threads * c.tp * c.pp * c.dp
+        judged = thread_count(c)
+        if judged.status == RECOMMENDED:
+            return c.out("J2.see_k2", judged.evidence[0] if judged.evidence else None)
+        # K2 found the count right: the engine's threads park while the other processes run.
     need = cores_needed(c)
-    # The engine itself puts its workers on the cores that are left; K2 judges the numbers.
-    if c.hybrid and available < need:
-        return c.out("J2.few", c.env("LK_THREADS") or c.unit.site, cores=f"{max(available, 0):g}", need=need)
     evidence = c.unit.resources.cpus or c.unit.resources.cpuset or c.unit.site
     if available < need / 2:
         return c.out("J2.half", evidence, cores=f"{available:g}", need=need)

@@ -81,6 +81,19 @@ def switch_on(c: Context) -> bool:
     return reading.value is True
 
 
-def unbuilt(name: str) -> str | None:
-    """Why a flag has no effect in this build, in the engine's words."""
-    return _FLAGS[name].unbuilt
+def notices(c: Context) -> list[tuple[str, Fact | None]]:
+    """The engine's own notices for the unit's settings, each with the variable that it names.
+
+    Names that are accepted without effect are left to K14. Nothing is said when a value is illegal:
+    the check that owns the flag reports that.
+    """
+    facts = {f.name: f for f in hybrid_facts(c) if f.known and f.name in _FLAGS}
+    try:
+        settings = envs.load(None, {name: str(fact.value) for name, fact in facts.items()})
+    except envs.SettingError:
+        return []
+    found = []
+    for line in envs.notices(settings, on_gpu=True):
+        named = next((f for n, f in sorted(facts.items(), key=lambda kv: -len(kv[0])) if n in line), None)
+        found.append((line, named))
+    return found

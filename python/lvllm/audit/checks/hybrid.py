@@ -73,7 +73,6 @@ def prefill_threshold(c: Context) -> Outcome:
     reading = flagtable.read(c, THRESHOLD)
     if reading.error is not None:
         return c.out("K6.invalid", reading.fact, detail=reading.error)
-    notes = _unbuilt(c, THRESHOLD)
     if reading.unset or reading.value is None:
         return c.out("K6.ok", reading.fact, value="auto")
     budget, fact = c.token_budget, c.fact("max_num_batched_tokens")
@@ -83,19 +82,12 @@ def prefill_threshold(c: Context) -> Outcome:
             return c.out("K6.off_big_budget", fact, reading.fact, budget=int(budget))
         return c.out("K6.off", reading.fact)
     if budget is not None and value > budget:
-        return c.out("K6.never", reading.fact, fact, budget=int(budget), advisories=notes)
+        return c.out("K6.never", reading.fact, fact, budget=int(budget))
     if value < 512:
-        return c.out("K6.too_small", reading.fact, advisories=notes)
+        return c.out("K6.too_small", reading.fact)
     if budget is not None and budget < 2 * value:
-        return c.out("K6.small_budget", reading.fact, fact, budget=int(budget), advisories=notes)
-    return c.out("K6.ok", reading.fact, value=value, advisories=notes)
-
-
-def _unbuilt(c: Context, name: str) -> list[Outcome]:
-    """The engine's own notice that a flag has no effect in this build."""
-    why = flagtable.unbuilt(name)
-    fact = flagtable.read(c, name).fact
-    return [c.out("K14.no_effect", fact, name=name, why=why)] if why and fact is not None else []
+        return c.out("K6.small_budget", reading.fact, fact, budget=int(budget))
+    return c.out("K6.ok", reading.fact, value=value)
 
 
 @check("K7")
@@ -302,6 +294,14 @@ def unknown_hybrid_names(c: Context) -> Sequence[Outcome]:
                 c.out(rule, fact, name=fact.name, near=near_hybrid(fact.name, known), value=show(fact))
             )
     return found
+
+
+@advisory
+def engine_notices(c: Context) -> Sequence[Outcome]:
+    """X8: what the engine itself would say about settings that cannot have an effect."""
+    if not c.hybrid or not flagtable.switch_on(c):
+        return []
+    return [c.out("X8.notice", fact or c.unit.site, detail=text) for text, fact in flagtable.notices(c)]
 
 
 def _own_variable(c: Context, name: str) -> bool:

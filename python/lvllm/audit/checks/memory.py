@@ -5,7 +5,7 @@ from __future__ import annotations
 from lvllm.audit import names
 from lvllm.audit.checks.context import Context, Edit, Outcome
 from lvllm.audit.checks.registry import check
-from lvllm.audit.facts import Fact, Unit
+from lvllm.audit.facts import Fact, State, Unit
 from lvllm.audit.values import boolean, number
 
 _LONG = 32_768
@@ -50,10 +50,10 @@ def memory_fraction(c: Context) -> Outcome:
         return c.out("B1.shared_gpus", fact, other.settings.get("gpu_memory_utilization") or other.site,
                      total=f"{total:.2f}")  # fmt: skip
     default = names.table("options")["defaults"]["gpu_memory_utilization"]
-    alone = not c.rlhf and shared_with(c) is None
+    written = fact is not None and fact.state is not State.FRAMEWORK
+    alone = not c.rlhf and written and shared_with(c) is None
     if value is not None and value < 0.8 and alone and fact is not None:
-        literal = fact.state.value in ("literal", "framework_default")
-        edits = [Edit("gpu_memory_utilization", None)] if literal else []
+        edits = [Edit("gpu_memory_utilization", None)] if fact.state is State.LITERAL else []
         return c.out("B1.low", fact, default=default, edits=edits)
     if fact is None and c.version.below(names.table("options")["defaults"]["gpu_memory_utilization_since"]):
         return c.out("B1.old_default", c.version.site)
@@ -193,7 +193,7 @@ def kv_offload(c: Context) -> Outcome:
     prefix = c.fact("enable_prefix_caching")
     repeated = c.fact("enable_auto_tool_choice") or (
         prefix
-        if c.flag("enable_prefix_caching") and prefix is not None and prefix.state == "literal"
+        if c.flag("enable_prefix_caching") and prefix is not None and prefix.state is State.LITERAL
         else None
     )
     ram = c.hardware.ram_gib

@@ -87,6 +87,12 @@ def rules() -> dict[str, Rule]:
     return _load()[0]
 
 
+def elsewhere(item: str) -> Rule:
+    """The row of an item that cannot apply because the engine is another unit's."""
+    texts = dict(zip(("en", "zh"), _load()[2]["phrases"]["elsewhere"], strict=True))
+    return Rule(f"{item}.elsewhere", item, NOT_APPLICABLE, None, texts, "", "none", False)
+
+
 def items() -> dict[str, Item]:
     """Every item by id, in order of category and number."""
     return _load()[1]
