@@ -105,31 +105,55 @@ def run(request: Request) -> Result:
 
 
 def _read(scan: Scan, request: Request) -> tuple[dict[str, FileFacts], Result]:
-    facts: dict[str, FileFacts] = {}
-    result = Result(request, scan, Project())
-    env_of: dict[str, dict[str, Fact]] = {}
+    reader = _Reader(scan, Result(request, scan, Project()))
     for file in scan.files():
+        kind = dispatch.kind(file.rsplit("/", 1)[-1])
+        if kind is not None:
+            reader.read(file, kind)
+    reader.referenced()
+    return dict(sorted(reader.facts.items())), reader.result
+
+
+class _Reader:
+    """Reads the files that matter; what is only named by another file is read when it is named."""
+
+    def __init__(self, scan: Scan, result: Result) -> None:
+        self.scan, self.result = scan, result
+        self.facts: dict[str, FileFacts] = {}
+        self.env_of: dict[str, dict[str, Fact]] = {}
+        self.passed_over: dict[str, list[tuple[str, str]]] = {}
+
+    def read(self, file: str, kind: str, *, named: bool = False) -> None:
+        data = self.scan.read(file)
+        if data is None:
+            return
         base = file.rsplit("/", 1)[-1]
-        kind = dispatch.kind(base)
-        if kind is None:
-            continue
-        data = scan.read(file)
-        if data is None or not dispatch.relevant(kind, data):
-            continue
+        if not named and not dispatch.relevant(kind, data):
+            if kind in ("yaml", "json", "toml", "shell"):
+                self.passed_over.setdefault(base, []).append((file, kind))
+            return
         text = data.decode("utf-8", "replace").removeprefix("\ufeff").replace("\r\n", "\n")
         folder = file.rpartition("/")[0]
         if kind == "env" and base == ".env":
-            env_of[folder] = dispatch.env_variables(text, file)
+            self.env_of[folder] = dispatch.env_variables(text, file)
         try:
-            found = dispatch.read(kind, text, file, env_of.get(folder, {}))
+            found = dispatch.read(kind, text, file, self.env_of.get(folder, {}))
         except Exception as error:
             # One strange file must never end the audit; it is reported and left out.
             found = FileFacts(warnings=[f"{file}: not read ({type(error).__name__})"])
-        result.parsed += 1
-        result.failed += bool(found.warnings)
-        facts[file] = found
-        result.texts[file] = text
-    return facts, result
+        self.result.parsed += 1
+        self.result.failed += bool(found.warnings)
+        self.facts[file] = found
+        self.result.texts[file] = text
+
+    def referenced(self) -> None:
+        """Configuration, environment and script files that units name."""
+        units = [u for found in self.facts.values() for u in found.units]
+        wanted = {str(r.value).rsplit("/", 1)[-1] for u in units for r in u.config_refs}
+        wanted |= {r.rsplit("/", 1)[-1] for u in units for r in (*u.env_refs, *u.script_refs)}
+        for base in sorted(wanted & self.passed_over.keys()):
+            for file, kind in self.passed_over[base]:
+                self.read(file, kind, named=True)
 
 
 def _audit(result: Result, request: Request) -> list[Audited]:

@@ -59,7 +59,7 @@ def scalar(text: str) -> Value:
             return _flow_mapping(word)
     if word.lower() in ("true", "false"):
         return word.lower() == "true"
-    if word.lower() in ("none", "null"):
+    if word in ("None", "null"):
         return None
     try:
         return int(word)

@@ -6,7 +6,7 @@ from lvllm.audit import modes, names
 from lvllm.audit.checks.context import Context, Edit, Outcome
 from lvllm.audit.checks.memory import gpu_set, sleeps
 from lvllm.audit.checks.registry import check
-from lvllm.audit.facts import Fact, Unit
+from lvllm.audit.facts import Fact, Unit, first
 from lvllm.audit.readers import frameworks
 from lvllm.audit.values import boolean, number
 from lvllm.audit.versions import allows, of_package, ranges_meet
@@ -159,7 +159,9 @@ def lora_evidence(c: Context) -> Fact | None:
         if key is not None and key.value not in (0, False, None, "false", "0"):
             return key
     train_type = c.key("train_type") or c.key("tuner_type") or c.key("finetuning_type")
-    return train_type if train_type is not None and train_type.value == "lora" else None
+    if train_type is not None and train_type.value == "lora":
+        return train_type
+    return first(c.unit.called("lora_training"))
 
 
 @check("H6")
@@ -196,7 +198,8 @@ def _rank(c: Context) -> float | None:
         key = c.key(name)
         if key is not None and number(key.value) is not None:
             return number(key.value)
-    return None
+    found = first(c.unit.called("lora_training"))
+    return number(found.value) if found is not None else None
 
 
 @check("H7")

@@ -91,6 +91,9 @@ class _Module:
         elif tail == "to" and node.args and isinstance(node.args[0], ast.Constant):
             if str(node.args[0].value).startswith("cuda"):
                 self.cuda_lines.append(self.site(node).line)
+        if tail in ("LoraConfig", "get_peft_model"):
+            rank = self._keywords(node).get("r")
+            self.calls.append(self.fact("lora_training", node, rank, State.LITERAL, tail))
         unit = pycalls.unit(self, node, name)
         if unit is not None:
             self.units.append((unit, node))
