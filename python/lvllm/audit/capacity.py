@@ -10,9 +10,10 @@ SMALL_CARD_GIB = 24
 _KV_BYTES = {"auto": 2.0, "float16": 2.0, "bfloat16": 2.0}
 
 
-def overhead_gib(card_gib: float) -> float:
-    """Activations, graphs and communication buffers of one GPU."""
-    return 2.0 if card_gib <= SMALL_CARD_GIB else 4.0
+def overhead_gib(card_gib: float, fraction: float = 1.0) -> float:
+    """Activations, graphs and communication buffers of one GPU; an engine with a small share is run small."""
+    whole = 2.0 if card_gib <= SMALL_CARD_GIB else 4.0
+    return whole * min(1.0, 2 * fraction)
 
 
 def kv_bytes(kv_cache_dtype: str | None) -> float:
@@ -63,7 +64,7 @@ def estimate(
         # A latent cache is replicated over TP ranks; heads are divided, but each rank holds at least one.
         ways = 1 if model.kv_lora is not None else min(tp, model.kv_heads or tp)
         per_token = per_token / max(1, ways) / max(1, pp)
-    return Estimate(share, card_gib * fraction - share - overhead_gib(card_gib), per_token)
+    return Estimate(share, card_gib * fraction - share - overhead_gib(card_gib, fraction), per_token)
 
 
 def least_tp(model: Model, card_gib: float, fraction: float, *, pp: int = 1, limit: int = 64) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 
 from lvllm.audit import names
@@ -18,6 +19,8 @@ OFFLINE = "standalone_offline"
 MODES = (COLOCATE, SERVER, FRAMEWORK, SERVE, OFFLINE)
 
 HYBRID_NAMES = re.compile(r"^(LVLLM_|LK_)[A-Z0-9_]+$")
+_CLIENTS = ("trl", "swift")
+_OWN_SERVERS = ("trl vllm-serve", "swift rollout")
 _INTEGRATED = (
     "llamafactory",
     "swift",
@@ -92,7 +95,31 @@ def _server(unit: Unit, project: Project) -> bool:
         return False
     if "weight_transfer_config" in unit.settings:
         return True
-    return any(_talks_to(trainer, unit) for trainer in project.units if trainer is not unit)
+    if any(u.launcher in _OWN_SERVERS for u in project.units):
+        return False  # the trainers of this project bring their own server
+    return any(paired(unit, other, project) for other in project.units if other is not unit)
+
+
+def paired(one: Unit, two: Unit, project: Project) -> bool:
+    """Whether two units are a trainer and the server that it talks to: same address, and near each other."""
+    trainer, server = (two, one) if one.serves else (one, two)
+    if trainer.serves or not server.serves or not _talks_to(trainer, server):
+        return False
+    if trainer.site.file == server.site.file:
+        return True
+    trainers = [u for u in project.units if u.framework in _CLIENTS and not u.serves and not u.documentation]
+    servers = [u for u in project.units if u.serves and not u.documentation]
+    folder = posixpath.dirname(trainer.site.file)
+    if posixpath.dirname(server.site.file) == folder:
+        trainers = [u for u in trainers if posixpath.dirname(u.site.file) == folder]
+        servers = [u for u in servers if posixpath.dirname(u.site.file) == folder]
+    return len(trainers) == 1 and len(servers) == 1
+
+
+def same_host(trainer: Unit) -> bool:
+    """False if the trainer names another host as its server's."""
+    host = str(_key(trainer, "vllm_server_host") or _key(trainer, "vllm_server_base_url") or "localhost")
+    return any(local in host for local in ("localhost", "127.0.0.1", "0.0.0.0", "[::1]"))
 
 
 def _talks_to(trainer: Unit, server: Unit) -> bool:

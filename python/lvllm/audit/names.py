@@ -101,6 +101,14 @@ def field_name(option: str) -> str:
     return alias.get(name, name)
 
 
+def unabbreviated(name: str) -> str:
+    """The option that `name` is an unambiguous beginning of, as argparse takes it; else `name`."""
+    if is_setting(name) or len(name) < 3:
+        return name
+    found = [o for o in options() if o.startswith(name)]
+    return found[0] if len(found) == 1 else name
+
+
 def is_setting(name: str) -> bool:
     """True for a name that vLLM knows or once knew."""
     return name in fields() or name in options() or name in removed("options")

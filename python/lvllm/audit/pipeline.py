@@ -249,7 +249,8 @@ def _secrets(result: Result) -> list[Outcome]:
         facts += [*unit.env.values(), *unit.settings.values(), *unit.keys.values()]
     for fact in facts:
         literal = isinstance(fact.value, str) and fact.state is State.LITERAL and not placeholder(fact.value)
-        if literal and secret_name(fact.name) and len(str(fact.value)) >= 6 and not fact.documentation:
+        tests = any(part in ("test", "tests") for part in fact.site.file.split("/"))
+        if literal and not tests and secret_name(fact.name) and len(str(fact.value)) >= 6 and not fact.documentation:
             found.setdefault(fact.site, fact.name)
     for file, text in sorted(result.texts.items()):
         if file.lower().endswith((".md", ".rst")):

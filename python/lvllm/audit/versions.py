@@ -89,7 +89,7 @@ def of_vllm(unit: Unit, dependencies: Sequence[Dependency], given: str | None) -
         tag = image_tag(image.value)
         match = _TAG.match(tag or "")
         name = image.value.rsplit("/", 1)[-1]
-        if match and "vllm" in name and "lmcache" not in name:
+        if match and "vllm" in name and "lmcache" not in image.value:
             return Declared(match.group(1), "image tag", image.site, True)
     return of_package(dependencies, "vllm", unit.site.file)
 

@@ -51,7 +51,7 @@ def memory_fraction(c: Context) -> Outcome:
                      total=f"{total:.2f}")  # fmt: skip
     default = names.table("options")["defaults"]["gpu_memory_utilization"]
     written = fact is not None and fact.state is not State.FRAMEWORK
-    alone = not c.rlhf and written and shared_with(c) is None
+    alone = not c.rlhf and c.unit.launcher != "config" and written and shared_with(c) is None
     if value is not None and value < 0.8 and alone and fact is not None:
         edits = [Edit("gpu_memory_utilization", None)] if fact.state is State.LITERAL else []
         return c.out("B1.low", fact, default=default, edits=edits)

@@ -9,7 +9,7 @@ from lvllm.audit.checks.registry import check
 from lvllm.audit.facts import Fact, Unit, first
 from lvllm.audit.readers import frameworks
 from lvllm.audit.values import boolean, number
-from lvllm.audit.versions import allows, of_package, ranges_meet
+from lvllm.audit.versions import allows, of_package, parse, ranges_meet
 
 _HOW = {
     "trl": "vllm_enable_sleep_mode=True", "verl": "free_cache_engine=True", "openrlhf": "--vllm.enable_sleep",
@@ -68,14 +68,20 @@ def weight_transfer(c: Context) -> Outcome:
 
 
 def _partner(c: Context) -> Unit | None:
-    """The other half of a server-mode pair: the trainer of a server, the server of a trainer."""
-    for other in c.others:
-        if other.documentation:
-            continue
-        if c.unit.serves != other.serves and (other.framework in ("trl", "swift") or other.serves):
-            if modes.detect(other, c.project) == modes.SERVER:
-                return other
-    return None
+    """The other half of a server-mode pair: the trainer of a server, the server of a trainer.
+
+    None unless the project leaves no doubt which one it is.
+    """
+    found = [
+        other
+        for other in c.others
+        if not other.documentation
+        and c.unit.serves != other.serves
+        and (other.framework in ("trl", "swift") or other.serves)
+        and modes.paired(c.unit, other, c.project)
+    ]
+    near = [o for o in found if o.site.file == c.unit.site.file] or found
+    return near[0] if len(near) == 1 else None
 
 
 @check("H3")
@@ -102,7 +108,8 @@ def server_separation(c: Context) -> Outcome:
     if c.colocate:
         return c.out("H4.colocate")
     partner = _partner(c)
-    if partner is not None:
+    trainer = partner if c.unit.serves else c.unit
+    if partner is not None and trainer is not None and modes.same_host(trainer):
         mine, theirs = gpu_set(c.unit), gpu_set(partner)
         if mine is not None and theirs is not None and mine & theirs:
             shared = ",".join(sorted(mine & theirs))
@@ -226,6 +233,8 @@ def reload_and_versions(c: Context) -> Outcome:
 
 
 def _same_framework(c: Context, entry: dict[str, str]) -> bool:
-    """The range is known for one release of the framework: nothing is said about another pinned one."""
+    """The range is known for one release of the framework: nothing is said about another or an unknown one."""
     declared = of_package(c.project.dependencies, entry["package"], c.unit.site.file)
-    return not (declared.exact and declared.text.split(".")[:2] != entry["checked"].split(".")[:2])
+    if declared.exact:
+        return declared.text.split(".")[:2] == entry["checked"].split(".")[:2]
+    return declared.known and parse(declared.text) >= parse(entry["checked"])

@@ -115,11 +115,11 @@ def small_draft(c: Context) -> Outcome:
     if name in _MODEL_FREE:
         hot = [s for s in c.unit.sampling if s.name == "temperature" and (number(s.value) or 0) >= 0.8]
         chat = c.unit.called("chat") and not c.unit.called("generate")
-        if hot and chat and c.hint("repetitive") is None:
+        if hot and chat and "repetitive" not in c.unit.hints:
             return c.out("G3.open_chat", hot[0], method=name)
     if name is not None and name in (*_MODEL_FREE, "draft_model", "custom_class"):
         return c.out("G3.set", fact(c), method=name)
-    repetitive = c.hint("repetitive")
+    repetitive = c.unit.hints.get("repetitive")
     if name is None and fact(c) is None and repetitive is not None and not c.rlhf and c.goal != "throughput":
         return c.out("G3.repetitive", repetitive)
     return c.out("G3.off")

@@ -259,7 +259,7 @@ def read_helm(doc: yamldoc.Doc, file: str) -> FileFacts:
     if isinstance(spec, dict):
         models = spec.get("modelSpec")
         for i, model in enumerate(models if isinstance(models, list) else []):
-            if isinstance(model, dict):
+            if isinstance(model, dict) and model.get("enabled") is not False:
                 path: yamldoc.Path = ("servingEngineSpec", "modelSpec", i)
                 facts.units.append(_helm_model(doc, path, model, file))
     elif _helm_image(doc.value) or isinstance(doc.value.get("vllmConfig"), dict):
@@ -296,8 +296,9 @@ def _helm_model(doc: yamldoc.Doc, path: yamldoc.Path, model: dict[str, Any], fil
         ("requestCPU", "cpus", cpus), ("requestMemory", "memory_gib", gib), ("requestGPU", "gpus", number),
     ):  # fmt: skip
         quantity = read_value(model.get(key))
-        if quantity is not None:
-            setattr(resources, name, fact(name, int(quantity) if name == "gpus" else quantity, key))
+        # With Ray the requests are those of one node out of several.
+        if quantity and "raySpec" not in model:
+            setattr(resources, name, fact(name, max(1, int(quantity)) if name == "gpus" else quantity, key))
     unit.resources = resources
     tag, repository = model.get("tag"), model.get("repository")
     image = model.get("image")

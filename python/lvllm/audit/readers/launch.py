@@ -202,7 +202,8 @@ def _trl_script(values: Sequence[str]) -> Iterator[tuple[int, int, str]]:
     if any(v.partition("=")[0] in ("--use_vllm", "--use-vllm") for v in values):
         for i, value in enumerate(values):
             if value.endswith(".py") or value == "trl":
-                yield i, i + 1, "trl"
+                swift = "swift" in value or any(v.startswith(("--rlhf_type", "--rlhf-type")) for v in values)
+                yield i, i + 1, "swift rlhf" if swift else "trl"
                 return
 
 

@@ -90,7 +90,7 @@ class _Reader:
                 return written.lstrip("-").replace("-", "_"), attached, False
             return None, None, False
         stem, dot, rest = written.removeprefix("--").partition(".")
-        name = names.field_name(stem)
+        name = names.unabbreviated(names.field_name(stem)) if self.strict else names.field_name(stem)
         if name.startswith("no_") and names.is_setting(names.field_name(name[3:])):
             return names.field_name(name[3:]), attached, True
         return (name + dot + rest) if name else None, attached, False

@@ -93,6 +93,8 @@ def _spread(module: _Module, node: ast.expr) -> Iterator[tuple[str, ast.AST, Res
             if keyword.arg is not None:
                 yield keyword.arg, keyword.value, module.evaluator.value(keyword.value)
     if name:
+        branches = [n for n in ast.walk(module.tree) if isinstance(n, ast.If | ast.Try | ast.IfExp)]
+        conditional = {inner for branch in branches for inner in ast.walk(branch)}
         for item in ast.walk(module.tree):
             if isinstance(item, ast.Assign) and len(item.targets) == 1:
                 target = item.targets[0]
@@ -104,7 +106,9 @@ def _spread(module: _Module, node: ast.expr) -> Iterator[tuple[str, ast.AST, Res
                     key_result = module.evaluator.value(target.slice)
                     if isinstance(key_result.value, str):
                         found = module.evaluator.value(item.value)
-                        state = State.DEFAULT_OF if found.state is State.LITERAL else found.state
+                        # Under a condition the key may be absent: set, but not for sure.
+                        state = State.DYNAMIC if item in conditional else State.DEFAULT_OF
+                        state = state if found.state is State.LITERAL else found.state
                         yield key_result.value, item, Result(found.value, state, found.default_of)
 
 

@@ -58,6 +58,7 @@ class _Module:
         self.guarded = _guarded_lines(tree)
         self.cuda_lines: list[int] = []
         self.serves = False
+        self.repetitive: Site | None = None
 
     def site(self, node: ast.AST) -> Site:
         return Site(self.file, int(getattr(node, "lineno", 1)) + self.offset)
@@ -151,7 +152,7 @@ class _Module:
         if any(
             w in lower for w in ("summarize the", "summarise the", "rewrite the following", "extract the")
         ):
-            self.facts.hints.setdefault("repetitive", self.site(node))
+            self.repetitive = self.repetitive or self.site(node)
 
     def _environ(self, node: ast.Assign) -> None:
         for target in node.targets:
@@ -216,6 +217,8 @@ class _Module:
             if unit.launcher in ("LLM", "engine"):
                 unit.serves = unit.serves or (unit.launcher == "engine" and self.serves)
                 unit.main_guard = self._guard(call)
+                if self.repetitive is not None:
+                    unit.hints["repetitive"] = self.repetitive
                 before = [c for c in self.cuda_lines if c < line]
                 if before:
                     unit.hints["cuda_before"] = Site(self.file, before[0])
