@@ -162,7 +162,7 @@ CASES: list[Case] = [
     case("X4.gone", serve(f"{Q} --rope-scaling x"), serve(f"{Q} --hf-overrides '{{}}'")),
     case("X4.going", serve(f"{Q} --rope-scaling x"), serve(Q), "--vllm-version 0.10.0"),
     case("X4.env_gone", serve(Q, "VLLM_RPC_TIMEOUT=1"), serve(Q)),
-    case("X4.misspelt", serve(f"{Q} --max-model-length 10 --max-num-seq 8"), serve(f"{Q} --max-num-seqs 8")),
+    case("X4.misspelt", serve(f"{Q} --max-model-lenn 10"), serve(f"{Q} --max-model-le 10")),
     case("X4.unknown", serve(f"{Q} --entirely-made-up 1"), serve(Q)),
     case("X4.renamed", {"c.yaml": "use_vllm: true\nvllm_device: auto\n"}, {"c.yaml": "use_vllm: true\nvllm_mode: server\n"}),
     case("X5.deprecated", serve(f"{Q} --disable-cascade-attn"), serve(Q)),

@@ -159,11 +159,9 @@ def size_arithmetic(c: Context) -> Outcome:
     evidence = (c.fact("tensor_parallel_size"), c.fact("data_parallel_size"), _gpu_site(c))
     if here > gpus:
         return c.out("C5.too_many", *evidence, product=here, gpus=gpus)
-    if (
-        here < gpus
-        and not (c.colocate and gpus % here == 0)
-        and not (c.rlhf and c.unit.framework == "openrlhf")
-    ):
+    # A framework starts as many engines as fit, or trains on the other GPUs.
+    replicas = c.unit.framework is not None and gpus % here == 0
+    if here < gpus and not replicas and c.unit.framework != "openrlhf":
         return c.out("C5.too_few", *evidence, product=here, gpus=gpus, idle=gpus - here)
     return c.out("C5.ok")
 
