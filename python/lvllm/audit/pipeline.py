@@ -234,7 +234,8 @@ def _check(context: Context, request: Request) -> Audited:
 
 def _learn_secrets(result: Result) -> None:
     for unit in result.project.units:
-        for fact in (*unit.env.values(), *unit.settings.values(), *unit.keys.values()):
+        pairs = [fact for pair in unit.conflicts for fact in pair]
+        for fact in (*unit.env.values(), *unit.settings.values(), *unit.keys.values(), *unit.unknown, *pairs):
             result.vault.learn_fact(fact)
     for fact in result.project.env:
         result.vault.learn_fact(fact)

@@ -12,6 +12,7 @@ from lvllm.audit.facts import Fact, Site, State, Unit, Value
 from lvllm.audit.hardware import Hardware
 from lvllm.audit.link import Project
 from lvllm.audit.model import Model
+from lvllm.audit.secrets import MASK, secret_name
 from lvllm.audit.values import boolean, number
 from lvllm.audit.versions import Declared, parse
 
@@ -293,7 +294,9 @@ class Context:
 
 
 def show(fact: Fact) -> str:
-    """A value for people."""
+    """A value for people; a secret's is never shown."""
+    if secret_name(fact.name):
+        return MASK
     if not fact.known:
         return "(unknown)"
     if isinstance(fact.value, bool):

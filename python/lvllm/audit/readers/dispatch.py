@@ -119,7 +119,7 @@ def as_bash(file_kind: str, text: str) -> str:
 
 def _make(line: str) -> str:
     if line.startswith("\t"):
-        recipe = line.lstrip("\t@-+ ")
+        recipe = re.sub(r"^\s*(?:[@+]|-(?!-))*\s*", "", line)
         recipe = recipe.replace("$$", "\0")
         return re.sub(r"\$\((\w+)\)", r"${\1}", recipe).replace("\0", "$")
     match = re.match(r"^(?:export\s+)?([A-Za-z_]\w*)\s*[:?+]?=\s*(.*)$", line)
