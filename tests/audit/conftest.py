@@ -35,7 +35,9 @@ class Run:
     def rules(self) -> list[str]:
         """Every rule row that came out, items and advisories."""
         tree = self.tree
-        return [i["rule"] for u in tree["units"] for i in u["items"]] + [a["rule"] for a in tree["advisories"]]
+        return [i["rule"] for u in tree["units"] for i in u["items"]] + [
+            a["rule"] for a in tree["advisories"]
+        ]
 
     def priority(self, rule: str) -> str | None:
         tree = self.tree

@@ -1,4 +1,5 @@
 """Exit codes, arguments, output, languages, schema, determinism."""
+# ruff: noqa: E501 - small projects as single lines
 
 from __future__ import annotations
 
@@ -39,7 +40,11 @@ def test_headings_are_fixed(audit: Audit) -> None:
         "# vLLM audit report", "## Basic information", "## Result overview", "## Suggestions by priority",
         "## Configuration changes", "## Details", "## Decision tree", "## Reference setup", "## Capacity", "## Notes",
     ]  # fmt: skip
-    assert [line[:6] for line in text.splitlines() if line.startswith("### P")] == ["### P0", "### P1", "### P2"]
+    assert [line[:6] for line in text.splitlines() if line.startswith("### P")] == [
+        "### P0",
+        "### P1",
+        "### P2",
+    ]
 
 
 def test_chinese_report(audit: Audit) -> None:
@@ -47,16 +52,14 @@ def test_chinese_report(audit: Audit) -> None:
     chinese = audit(SAMPLES / "serve_outdated", "--lang", "zh")
     assert english.rules == chinese.rules
     for one, two in zip(english.tree["units"][0]["items"], chinese.tree["units"][0]["items"], strict=True):
-        assert one["title"] != two["title"] or one["title"].isascii() and one["title"] == "torch.compile"
+        assert one["title"] != two["title"] or (one["title"].isascii() and one["title"] == "torch.compile")
         assert one["reason"] != two["reason"]
     text = audit(SAMPLES / "serve_outdated", "--lang", "zh", format="md").text
     assert "## 按优先级的建议" in text
     assert "{" not in text.split("## 详情")[0].replace("{'", "")
 
 
-@pytest.mark.parametrize(
-    ("level", "code"), [("p0", 0), ("p1", 1), ("p2", 1), ("never", 0)]
-)
+@pytest.mark.parametrize(("level", "code"), [("p0", 0), ("p1", 1), ("p2", 1), ("never", 0)])
 def test_fail_on(level: str, code: int, audit: Audit) -> None:
     assert audit({"s.sh": "vllm serve Qwen/Qwen3-8B --enforce-eager\n"}, "--fail-on", level).code == code
 

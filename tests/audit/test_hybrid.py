@@ -1,4 +1,5 @@
 """The K checks say what the engine itself says about the same flags: one table, one parser."""
+# ruff: noqa: E501 - small projects as single lines
 
 from __future__ import annotations
 
@@ -71,7 +72,9 @@ def test_aliases_and_additional_config(audit: Audit) -> None:
     run = audit({"s.sh": f"export LK_MOE_HYBRID_ENABLED=1 LK_GPU_PREFETCH_WINDOW=4\nvllm serve {OPTIONS}\n"})
     assert {"K1.on", "K7.large"} <= set(run.rules)
     config = '{"lvllm": {"threads": 0}}'
-    run = audit({"s.sh": f"export LVLLM_MOE_NUMA_ENABLED=1\nvllm serve {OPTIONS} --additional-config '{config}'\n"})
+    run = audit(
+        {"s.sh": f"export LVLLM_MOE_NUMA_ENABLED=1\nvllm serve {OPTIONS} --additional-config '{config}'\n"}
+    )
     assert run.priority("K2.invalid") == "P0"
 
 

@@ -1,4 +1,5 @@
 """Small projects for each kind of file: what is read, and what is not."""
+# ruff: noqa: E501 - small projects as single lines
 
 from __future__ import annotations
 
@@ -30,9 +31,14 @@ def test_continuation_lines_keep_their_own_line() -> None:
 
 
 def test_defaults_of_variables_are_defaults() -> None:
-    unit = dispatch.read("shell", "vllm serve ${MODEL:-Qwen/Qwen3-8B} -tp ${TP:-4} --port $PORT\n", "s.sh", {}).units[0]
+    unit = dispatch.read(
+        "shell", "vllm serve ${MODEL:-Qwen/Qwen3-8B} -tp ${TP:-4} --port $PORT\n", "s.sh", {}
+    ).units[0]
     assert (unit.settings["model"].value, unit.settings["model"].state) == ("Qwen/Qwen3-8B", "default_of")
-    assert (unit.settings["tensor_parallel_size"].value, unit.settings["tensor_parallel_size"].state) == (4, "default_of")
+    assert (unit.settings["tensor_parallel_size"].value, unit.settings["tensor_parallel_size"].state) == (
+        4,
+        "default_of",
+    )
     assert (unit.settings["port"].value, unit.settings["port"].state) == (None, "dynamic")
 
 
@@ -73,15 +79,21 @@ def test_arrays_and_commands_in_variables() -> None:
 
 
 def test_branches_make_a_value_dynamic() -> None:
-    unit = dispatch.read(
-        "shell", "if x; then TP=2; else TP=4; fi\nvllm serve m -tp $TP\n", "s.sh", {}
-    ).units[0]
+    unit = dispatch.read("shell", "if x; then TP=2; else TP=4; fi\nvllm serve m -tp $TP\n", "s.sh", {}).units[
+        0
+    ]
     assert unit.settings["tensor_parallel_size"].state == "dynamic"
 
 
 @pytest.mark.parametrize(
     "text",
-    ["echo vllm serve m\n", "# vllm serve m\n", "pkill -f 'vllm serve'\n", "vllm bench serve --model m\n", "vllm --help\n"],
+    [
+        "echo vllm serve m\n",
+        "# vllm serve m\n",
+        "pkill -f 'vllm serve'\n",
+        "vllm bench serve --model m\n",
+        "vllm --help\n",
+    ],
 )
 def test_what_is_no_launch_line(text: str) -> None:
     assert [u for u in dispatch.read("shell", text, "s.sh", {}).units if u.launcher != "script"] == []
@@ -111,7 +123,9 @@ def test_launchers(text: str, launcher: str) -> None:
 
 
 def test_environment_order() -> None:
-    unit = dispatch.read("shell", "export A=1\nexport B=1\nB=2 vllm serve m\nexport A=3\n", "s.sh", {}).units[0]
+    unit = dispatch.read("shell", "export A=1\nexport B=1\nB=2 vllm serve m\nexport A=3\n", "s.sh", {}).units[
+        0
+    ]
     assert {k: v.value for k, v in unit.env.items()} == {"A": "1", "B": "2"}
 
 
@@ -135,7 +149,9 @@ def test_dockerfile_forms() -> None:
 
 
 def test_dockerfile_installs_count_as_pins(audit: Audit) -> None:
-    run = audit({"Dockerfile": "FROM python:3.12\nRUN pip install --no-cache-dir vllm==0.9.1\nCMD vllm serve m\n"})
+    run = audit(
+        {"Dockerfile": "FROM python:3.12\nRUN pip install --no-cache-dir vllm==0.9.1\nCMD vllm serve m\n"}
+    )
     assert run.tree["units"][0]["versions"] == {"vllm": "0.9.1", "source": "pin"}
 
 
@@ -183,13 +199,22 @@ def test_helm_values() -> None:
 def test_notebook_cells(audit: Audit) -> None:
     cells = [
         {"cell_type": "markdown", "source": ["LLM('no')"]},
-        {"cell_type": "code", "source": ["%pip install x\n", "from vllm import LLM\n", "llm = LLM('m', swap_space=4)\n"]},
+        {
+            "cell_type": "code",
+            "source": ["%pip install x\n", "from vllm import LLM\n", "llm = LLM('m', swap_space=4)\n"],
+        },
         {"cell_type": "code", "source": ["!vllm serve q --swap-space 4\n"]},
     ]
     run = audit({"n.ipynb": json.dumps({"cells": cells}, indent=1)})
     assert sorted(u["launcher"] for u in run.tree["units"]) == ["LLM", "vllm serve"]
     assert run.rules.count("B4.gone") == 2
-    assert all("swap" in e["text"] for u in run.tree["units"] for i in u["items"] if i["id"] == "B4" for e in i["evidence"])
+    assert all(
+        "swap" in e["text"]
+        for u in run.tree["units"]
+        for i in u["items"]
+        if i["id"] == "B4"
+        for e in i["evidence"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -232,7 +257,11 @@ def test_dynamic_values_make_no_p0(audit: Audit) -> None:
 
 
 def test_unknown_part_of_a_map_is_not_missing(audit: Audit) -> None:
-    run = audit({"a.py": "from vllm import LLM\nLLM('Qwen/Qwen3-8B', speculative_config={'method': 'eagle3', 'model': head})\n"})
+    run = audit(
+        {
+            "a.py": "from vllm import LLM\nLLM('Qwen/Qwen3-8B', speculative_config={'method': 'eagle3', 'model': head})\n"
+        }
+    )
     assert "G1.valid" in run.rules
 
 
@@ -319,11 +348,23 @@ def test_model_folder(audit: Audit) -> None:
                  "models/m/model.safetensors.index.json": json.dumps(index)})  # fmt: skip
     model = run.tree["units"][0]["model"]
     assert model["source"] == "config.json"
-    assert (model["moe"], model["experts"], model["quantized"], model["weights_gib"]) == (True, 128, "fp8", 31.0)
+    assert (model["moe"], model["experts"], model["quantized"], model["weights_gib"]) == (
+        True,
+        128,
+        "fp8",
+        31.0,
+    )
 
 
 def test_single_values() -> None:
-    assert [human_int(t) for t in ("1k", "1K", "25.6k", "2.5K", "2M", "x")] == [1000, 1024, 25600, None, 2**21, None]
+    assert [human_int(t) for t in ("1k", "1K", "25.6k", "2.5K", "2M", "x")] == [
+        1000,
+        1024,
+        25600,
+        None,
+        2**21,
+        None,
+    ]
     assert scalar("NONE") == "NONE"
     assert scalar("{'a': 1}") == {"a": 1}
     assert index_ranges("0-3,8") == [(0, 3), (8, 8)]

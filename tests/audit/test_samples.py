@@ -53,7 +53,9 @@ def test_sample_gets_its_template(name: str, audit: Audit) -> None:
 
 @pytest.mark.parametrize("format", ["json", "md"])
 @pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_sample_matches_its_golden_file(name: str, format: str, audit: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sample_matches_its_golden_file(
+    name: str, format: str, audit: Audit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lvllm.audit.report.build.tool_version", lambda: "test")
     # What a build of the engine says about its own flags is not the sample's business.
     monkeypatch.setattr("lvllm.audit.checks.flagtable.notices", lambda context: [])

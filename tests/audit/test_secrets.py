@@ -1,4 +1,5 @@
 """Secrets are masked in every output, and literal ones are reported."""
+# ruff: noqa: E501 - small projects as single lines
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def test_literal_secrets_are_reported(audit: Audit) -> None:
     assert run.priority("X2.literal") == "P1"
 
 
-@pytest.mark.parametrize("value", ["EMPTY", "<your token>", "$TOKEN", "${TOKEN:-}", "your-token-here", "changeme"])
+@pytest.mark.parametrize(
+    "value", ["EMPTY", "<your token>", "$TOKEN", "${TOKEN:-}", "your-token-here", "changeme"]
+)
 def test_placeholders_are_no_secrets(value: str, audit: Audit) -> None:
     assert "X2.literal" not in audit({"s.sh": f"export HF_TOKEN='{value}'\nvllm serve Qwen/Qwen3-8B\n"}).rules
 

@@ -47,7 +47,7 @@ def estimate(
     model: Model, card_gib: float, fraction: float, *, tp: int = 1, pp: int = 1, kv: str | None = None,
     bytes_per_param: float | None = None, host_experts: bool = False,
 ) -> Estimate | None:  # fmt: skip
-    """KV pool = GiB × fraction − weights/(TP×PP) − overhead; None if the size is unknown.
+    """KV pool = GiB x fraction - weights/(TPxPP) - overhead; None if the size is unknown.
 
     `host_experts`: the routed experts stay in host memory (hybrid).
     """

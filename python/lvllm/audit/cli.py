@@ -19,10 +19,10 @@ _LEVELS = {"p0": ("P0",), "p1": ("P0", "P1"), "p2": ("P0", "P1", "P2"), "never":
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lvllm audit",
-        description="Read a project that uses vLLM and report how it is configured, what is broken or outdated, "
-        "and what to change. Only reads: nothing is imported, run or sent.",
-        epilog="exit codes: 0 nothing at or above --fail-on, 1 something at or above it, 2 usage or unreadable, "
-        "3 no use of vLLM found",
+        description="Read a project that uses vLLM and report how it is configured, what is broken or "
+        "outdated, and what to change. Only reads: nothing is imported, run or sent.",
+        epilog="exit codes: 0 nothing at or above --fail-on, 1 something at or above it, 2 usage or "
+        "unreadable, 3 no use of vLLM found",
     )
     add = parser.add_argument
     add("path", metavar="PATH", help="folder or file to audit")
@@ -30,8 +30,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--lang", choices=("en", "zh"), default="en", help="language of the report")
     add("--output", metavar="FILE", default="-", help="'-' is standard output (default)")
     add("--vllm-version", metavar="X.Y.Z", help="vLLM release in use")
-    add("--gpu", metavar="NAME[:COUNT]", action="append", default=[],
-        help="GPU, such as A100-80:4; several by comma or repetition; 'local' reads this machine")  # fmt: skip
+    add(
+        "--gpu",
+        metavar="NAME[:COUNT]",
+        action="append",
+        default=[],
+        help="GPU, such as A100-80:4; several by comma or repetition; 'local' reads this machine",
+    )
     add("--gpu-mem", metavar="GIB", type=float, help="memory of one GPU")
     add("--cores", metavar="N", help="physical CPU cores; 'local' reads this machine")
     add("--numa-nodes", metavar="N", type=int)
@@ -64,9 +69,18 @@ def _request(options: argparse.Namespace) -> pipeline.Request:
         tuple(options.gpu), options.gpu_mem, options.cores, options.numa_nodes, options.ram
     )
     return pipeline.Request(
-        Path(options.path), options.vllm_version, given, options.model, options.mode, options.goal, categories,
-        options.unit, options.max_files, tuple(options.exclude), options.lang,
-    )  # fmt: skip
+        Path(options.path),
+        options.vllm_version,
+        given,
+        options.model,
+        options.mode,
+        options.goal,
+        categories,
+        options.unit,
+        options.max_files,
+        tuple(options.exclude),
+        options.lang,
+    )
 
 
 def _positive(text: str) -> bool:

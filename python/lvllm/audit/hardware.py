@@ -15,8 +15,29 @@ from lvllm.audit.values import index_ranges, number
 _SEPARATORS = re.compile(r"[\s_\-]+")
 _GIB = re.compile(r"(\d{2,3})\s*(?:gib|gb|g)?$", re.I)
 _FILE_HINT = re.compile(r"(?<![a-z0-9])(?:(\d+)\s*x\s*)?([a-z]*\d{2,4}[a-z]*)(?![a-z0-9])", re.I)
-_FILE_NAMES = frozenset(("h100", "h200", "a100", "h20", "b200", "b300", "l40", "l40s", "a10", "a10g", "v100", "t4",
-                         "3090", "4090", "5090", "a6000", "gh200", "gb200", "l4"))  # fmt: skip
+_FILE_NAMES = frozenset(
+    (
+        "h100",
+        "h200",
+        "a100",
+        "h20",
+        "b200",
+        "b300",
+        "l40",
+        "l40s",
+        "a10",
+        "a10g",
+        "v100",
+        "t4",
+        "3090",
+        "4090",
+        "5090",
+        "a6000",
+        "gh200",
+        "gb200",
+        "l4",
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +141,7 @@ def parse_given(texts: Sequence[str]) -> tuple[list[Gpu], int | None, str]:
 
 
 def detect(unit: Unit, given: Given, sizes: int | None) -> Hardware:
-    """The hardware of a unit. `sizes` = TP × PP × DP, the last resort for the number of GPUs."""
+    """The hardware of a unit. `sizes` = TP x PP x DP, the last resort for the number of GPUs."""
     hardware = Hardware()
     if given.gpus:
         texts = list(given.gpus)

@@ -221,10 +221,8 @@ def _check(context: Context, request: Request) -> Audited:
             continue
         if item[0] == "K" and not context.hybrid_shown:
             continue
-        if context.client and item[0] in "ABCDEFGJ":
-            outcome = Outcome(elsewhere(item))
-        else:
-            outcome = function(context)
+        served = context.client and item[0] in "ABCDEFGJ"
+        outcome = Outcome(elsewhere(item)) if served else function(context)
         audited.items[item] = outcome
         audited.notes += outcome.advisories
     for collect in advisories():
@@ -251,7 +249,13 @@ def _secrets(result: Result) -> list[Outcome]:
     for fact in facts:
         literal = isinstance(fact.value, str) and fact.state is State.LITERAL and not placeholder(fact.value)
         tests = any(part in ("test", "tests") for part in fact.site.file.split("/"))
-        if literal and not tests and secret_name(fact.name) and len(str(fact.value)) >= 6 and not fact.documentation:
+        if (
+            literal
+            and not tests
+            and secret_name(fact.name)
+            and len(str(fact.value)) >= 6
+            and not fact.documentation
+        ):
             found.setdefault(fact.site, fact.name)
     for file, text in sorted(result.texts.items()):
         if file.lower().endswith((".md", ".rst")):

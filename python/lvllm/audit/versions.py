@@ -47,7 +47,7 @@ def parse(text: str) -> Version:
 
 
 def nearest(dependencies: Sequence[Dependency], package: str, file: str) -> Dependency | None:
-    """The dependency that is closest to `file`: same folder, then its parents, then any; locks before pins."""
+    """The dependency closest to `file`: same folder, its parents, any other; locks before pins."""
     found = [d for d in dependencies if d.name == package]
     if not found:
         return None

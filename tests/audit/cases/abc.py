@@ -1,4 +1,5 @@
 """A. engine, B. memory, C. parallelism."""
+# ruff: noqa: E501 - one project per line reads better than wrapped ones
 
 from cases import Case, case, llm, rl, serve, trl
 

@@ -1,4 +1,5 @@
 """D. quantization, E. batching, F. attention, G. speculation."""
+# ruff: noqa: E501 - one project per line reads better than wrapped ones
 
 from cases import Case, case, llm, serve, trl
 

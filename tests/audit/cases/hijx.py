@@ -1,4 +1,5 @@
 """H. RL, I. serving, J. environment, X. advisories."""
+# ruff: noqa: E501 - one project per line reads better than wrapped ones
 
 from cases import Case, Files, case, llm, rl, serve, trl
 

@@ -1,4 +1,5 @@
 """K. Hybrid CPU/GPU MoE."""
+# ruff: noqa: E501 - one project per line reads better than wrapped ones
 
 from cases import Case, Files, case, serve
 

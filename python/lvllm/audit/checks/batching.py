@@ -84,9 +84,14 @@ def prefix_caching(c: Context) -> Outcome:
     off = c.flag("enable_prefix_caching") is False
     own = c.unit.framework is None and c.unit.launcher in ("LLM", "engine")
     updates = c.unit.called("update_weights", "reload_weights", "finish_weight_update")
-    if own and updates and not off and not c.unit.called("reset_prefix_cache", "http:/reset_prefix_cache"):
-        if c.unit.called("generate", "chat", "generate_async"):
-            return c.out("E4.stale", updates[0])
+    if (
+        own
+        and updates
+        and not off
+        and not c.unit.called("reset_prefix_cache", "http:/reset_prefix_cache")
+        and c.unit.called("generate", "chat", "generate_async")
+    ):
+        return c.out("E4.stale", updates[0])
     if off and fact is not None and (c.serve or c.rlhf or _group_sampling(c)):
         return c.out("E4.off", fact, edits=[Edit("enable_prefix_caching", None)])
     return c.out("E4.ok", fact)
@@ -104,14 +109,14 @@ def long_prompts(c: Context) -> Outcome:
                 f for f in each(c, "max_num_partial_prefills", "max_long_partial_prefills") if f is not fact
             ]
             return c.out("E5.gone", fact, *both, edits=[Edit(f.name, None) for f in (fact, *both)])
-    fact = c.fact("long_prefill_token_threshold")
+    limit = c.fact("long_prefill_token_threshold")
     threshold, length = c.num("long_prefill_token_threshold"), c.max_len
     if threshold is not None and length is not None and threshold > length and c.has("max_model_len"):
-        return c.out("E5.above_length", fact, c.fact("max_model_len"), length=int(length))
-    if c.goal in ("latency", "throughput") and not c.has("performance_mode") and fact is None:
+        return c.out("E5.above_length", limit, c.fact("max_model_len"), length=int(length))
+    if c.goal in ("latency", "throughput") and not c.has("performance_mode") and limit is None:
         mode = "interactivity" if c.goal == "latency" else "throughput"
         return c.out("E5.goal", c.unit.site, goal=c.goal, mode=mode)
-    set_fact = fact or c.fact("performance_mode")
+    set_fact = limit or c.fact("performance_mode")
     return c.out("E5.set", set_fact) if set_fact is not None else c.out("E5.off")
 
 

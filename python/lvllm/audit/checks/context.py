@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lvllm.audit import capacity, modes, names
@@ -216,7 +216,7 @@ class Context:
         return self.model.quantized if self.model is not None else None
 
     def budget(self, key: str) -> int | None:
-        """Default token budget (``llm`` / ``serve``) or concurrency (``seqs``) of the GPU; None if unknown."""
+        """Default token budget (``llm``, ``serve``) or concurrency (``seqs``) of the GPU; None = unknown."""
         gpu = self.hardware.gpu
         if gpu is None:
             return None
@@ -262,10 +262,15 @@ class Context:
         *evidence: Fact | Site | None,
         edits: Sequence[Edit] = (),
         advisories: Sequence[Outcome] = (),
+        found: Mapping[str, object] | None = None,
         **values: object,
     ) -> Outcome:
-        """The outcome of a rule row; the priority is lowered where the evidence does not carry a P0."""
+        """The outcome of a rule row; the priority is lowered where the evidence does not carry a P0.
+
+        `values` (and `found`) fill the texts of the row.
+        """
         rule = rules()[rule_id]
+        values.update(found or {})
         facts = [e for e in evidence if isinstance(e, Fact)]
         sites = [e.site if isinstance(e, Fact) else e for e in evidence if e is not None]
         priority = rule.priority

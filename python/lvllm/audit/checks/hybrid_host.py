@@ -34,18 +34,23 @@ def thread_count(c: Context) -> Outcome:
     if cores is None:
         return c.out("K2.unknown", reading.fact)
     share = cores / count
-    found = {"threads": threads, "workers": count, "cores": f"{cores:g}", "best": max(1, int(share))}
+    found: dict[str, object] = {
+        "threads": threads,
+        "workers": count,
+        "cores": f"{cores:g}",
+        "best": max(1, int(share)),
+    }
     edits = [Edit(THREADS, str(max(1, int(share))), env=True)]
     if threads * count > cores:
         logical = threads == int(2 * cores / count)
-        return c.out("K2.logical" if logical else "K2.too_many", reading.fact, edits=edits, **found)
+        return c.out("K2.logical" if logical else "K2.too_many", reading.fact, edits=edits, found=found)
     if abs(threads - share) <= 0.1 * share:
-        return c.out("K2.good", reading.fact, **found)
+        return c.out("K2.good", reading.fact, found=found)
     if threads < share / 2:
-        return c.out("K2.few", reading.fact, **found)
+        return c.out("K2.few", reading.fact, found=found)
     if c.hardware.smt is False and cores - threads * count < 2:
-        return c.out("K2.none_left", reading.fact, **found)
-    return c.out("K2.ok", reading.fact, **found)
+        return c.out("K2.none_left", reading.fact, found=found)
+    return c.out("K2.ok", reading.fact, found=found)
 
 
 @check("K3")
@@ -185,22 +190,22 @@ def host_memory(c: Context) -> Outcome:
         return c.out("K11.unknown")
     need = host * _SPARE
     limit = c.unit.resources.memory_gib
-    shown = {"need": f"{need:.0f}"}
+    shown: dict[str, object] = {"need": f"{need:.0f}"}
     if limit is not None and number(limit.value) is not None and need > (number(limit.value) or 0):
-        return c.out("K11.limit", limit, limit=f"{number(limit.value):g}", **shown)
+        return c.out("K11.limit", limit, limit=f"{number(limit.value):g}", found=shown)
     promised = flagtable.read(c, HOST)
     ram = promised.value if promised.value is not None else c.hardware.ram_gib
     if ram is None:
         return c.out("K11.unknown")
     model = c.fact("model")
     if need > ram:
-        return c.out("K11.too_small", model, promised.fact, ram=f"{ram:g}", **shown)
+        return c.out("K11.too_small", model, promised.fact, ram=f"{ram:g}", found=shown)
     if need > 0.85 * ram:
-        return c.out("K11.tight", model, promised.fact, ram=f"{ram:g}", **shown)
+        return c.out("K11.tight", model, promised.fact, ram=f"{ram:g}", found=shown)
     memlock = c.unit.resources.memlock
     if memlock is not None and _too_small(memlock, host):
         return c.out("K11.memlock", memlock)
-    return c.out("K11.ok", model, ram=f"{ram:g}", **shown)
+    return c.out("K11.ok", model, ram=f"{ram:g}", found=shown)
 
 
 def _host_experts(c: Context) -> float | None:

@@ -181,9 +181,13 @@ def kv_offload(c: Context) -> Outcome:
     transfer = c.fact("kv_transfer_config")
     keys = c.mapping("kv_transfer_config")
     connector = keys.get("kv_connector")
-    if isinstance(connector, str) and connector not in names.choices("kv_connector"):
-        if not keys.get("kv_connector_module_path") and connector != "<unknown>":
-            return c.out("B5.unknown", transfer, connector=connector)
+    if (
+        isinstance(connector, str)
+        and connector not in names.choices("kv_connector")
+        and not keys.get("kv_connector_module_path")
+        and connector != "<unknown>"
+    ):
+        return c.out("B5.unknown", transfer, connector=connector)
     if connector == "OffloadingConnector" and size is None:
         extra = keys.get("kv_connector_extra_config")
         if not (isinstance(extra, dict) and any("size" in k or "bytes" in k or "num_" in k for k in extra)):

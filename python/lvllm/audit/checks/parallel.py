@@ -143,9 +143,9 @@ def expert_parallel(c: Context) -> Outcome:
 def size_arithmetic(c: Context) -> Outcome:
     detail = _contradiction(c)
     if detail is not None:
-        evidence = tuple(each(c, "data_parallel_size_local", "data_parallel_size", "nnodes", "node_rank",
+        contradicting = tuple(each(c, "data_parallel_size_local", "data_parallel_size", "nnodes", "node_rank",
                               "data_parallel_rank", "data_parallel_start_rank"))  # fmt: skip
-        return c.out("C5.inconsistent", *evidence, detail=detail)
+        return c.out("C5.inconsistent", *contradicting, detail=detail)
     gpus = stated_gpus(c)
     if gpus is None or not c.sizes_known():
         return c.out("C5.unknown")

@@ -36,15 +36,22 @@ def online_fp8(c: Context) -> Outcome:
                      edits=[Edit("quantization", None)])  # fmt: skip
     if value == "fp8" and c.model is not None and c.model.known and c.quantized is None:
         return c.out("D1.plain_fp8", fact, online=online_scheme(gpu))
-    if gpu is not None and gpu.fp8 and value is None and config is None:
-        if c.model is not None and c.model.known and c.quantized is None and not c.hybrid and not c.rlhf:
-            reason = _memory_reason(c)
-            if reason is not None:
-                scheme = online_scheme(gpu)
-                edits = [Edit("quantization", scheme)] if c.command_line else []
-                return c.out(
-                    "D1.worth", c.fact("model"), gpu=gpu.name, reason=reason, online=scheme, edits=edits
-                )
+    if (
+        gpu is not None
+        and gpu.fp8
+        and value is None
+        and config is None
+        and c.model is not None
+        and c.model.known
+        and c.quantized is None
+        and not c.hybrid
+        and not c.rlhf
+    ):
+        reason = _memory_reason(c)
+        if reason is not None:
+            scheme = online_scheme(gpu)
+            edits = [Edit("quantization", scheme)] if c.command_line else []
+            return c.out("D1.worth", c.fact("model"), gpu=gpu.name, reason=reason, online=scheme, edits=edits)
     if gpu is not None and not gpu.fp8 and value is not None and value.startswith("fp8"):
         return c.out("D1.weight_only", fact, gpu=gpu.name)
     if named_online or value == "fp8" or config is not None:
@@ -75,9 +82,14 @@ def _checkpoint(
         dtype = c.text("dtype")
         if dtype in ("float16", "half") and (gpu is None or gpu.sm >= 80):
             return c.out(f"{item}.half", c.fact("dtype"), edits=[Edit("dtype", None)])
-    if value in methods and not mine and c.model is not None and c.model.known:
-        if c.model.source == "config.json" or c.quantized is not None or _names_no_format(c):
-            return c.out(f"{item}.not_{label}", fact, c.fact("model"))
+    if (
+        value in methods
+        and not mine
+        and c.model is not None
+        and c.model.known
+        and (c.model.source == "config.json" or c.quantized is not None or _names_no_format(c))
+    ):
+        return c.out(f"{item}.not_{label}", fact, c.fact("model"))
     return None
 
 

@@ -179,9 +179,14 @@ def lora_update(c: Context) -> Outcome:
     served = c.fact("enable_lora") if c.flag("enable_lora") else None
     loads = c.unit.called("http:/v1/load_lora_adapter", "load_lora")
     runtime = c.env_flag("VLLM_ALLOW_RUNTIME_LORA_UPDATING") is True
-    if trained is not None and c.mode == modes.SERVER and c.unit.framework is None and not loads:
-        if c.unit.called(*_SYNC):
-            return c.out("H6.full_sync", trained)
+    if (
+        trained is not None
+        and c.mode == modes.SERVER
+        and c.unit.framework is None
+        and not loads
+        and c.unit.called(*_SYNC)
+    ):
+        return c.out("H6.full_sync", trained)
     if c.unit.serves and served is not None and _project_loads(c) and not runtime:
         return c.out("H6.not_allowed", served)
     count = c.fact("api_server_count")
@@ -189,8 +194,13 @@ def lora_update(c: Context) -> Outcome:
         return c.out("H6.api_servers", count, edits=[Edit("api_server_count", "1")])
     rank, limit = _rank(c), c.num("max_lora_rank")
     if rank is not None and limit is not None and limit < rank:
-        return c.out("H6.rank", c.fact("max_lora_rank"), c.key("lora_rank") or c.key("lora_r"), rank=int(rank),
-                     edits=[Edit("max_lora_rank", str(int(rank)))])  # fmt: skip
+        return c.out(
+            "H6.rank",
+            c.fact("max_lora_rank"),
+            c.key("lora_rank") or c.key("lora_r"),
+            rank=int(rank),
+            edits=[Edit("max_lora_rank", str(int(rank)))],
+        )
     if trained is None and served is None and not loads:
         return c.out("H6.none")
     return c.out("H6.ok", served or trained)
@@ -220,20 +230,24 @@ def reload_and_versions(c: Context) -> Outcome:
     entry = frameworks.spec(framework) if framework in names.table("frameworks") and framework else {}
     supported = entry.get("supported")
     if supported and c.version.known and _same_framework(c, entry):
-        found = {"framework": framework, "checked": entry["checked"], "supported": supported,
-                 "declared": c.version.text}  # fmt: skip
+        found: dict[str, object] = {
+            "framework": framework,
+            "checked": entry["checked"],
+            "supported": supported,
+            "declared": c.version.text,
+        }
         site = c.version.site or c.unit.site
         if c.version.exact and not allows(supported, c.version.text):
-            return c.out("H7.excluded", site, **found)
+            return c.out("H7.excluded", site, found=found)
         if not c.version.exact and not ranges_meet(supported, f">={c.version.text}"):
-            return c.out("H7.range", site, **found)
+            return c.out("H7.range", site, found=found)
     if method in names.choices("quantization_online"):
         return c.out("H7.online", c.fact("quantization"))
     return c.out("H7.ok", c.version.site)
 
 
 def _same_framework(c: Context, entry: dict[str, str]) -> bool:
-    """The range is known for one release of the framework: nothing is said about another or an unknown one."""
+    """The range is known for one release of the framework; nothing is said about others."""
     declared = of_package(c.project.dependencies, entry["package"], c.unit.site.file)
     if declared.exact:
         return declared.text.split(".")[:2] == entry["checked"].split(".")[:2]

@@ -149,9 +149,13 @@ def exposure(c: Context) -> Outcome:
     why = _control(c)
     if why is not None and not c.protected() and (public is not None or (unset_host and not container_only)):
         return c.out("I5.control", public, c.env(why), why=why)
-    if c.model is not None and c.model.multimodal and not c.has("limit_mm_per_prompt"):
-        if not c.flag("language_model_only"):
-            return c.out("I5.multimodal", c.fact("model"))
+    if (
+        c.model is not None
+        and c.model.multimodal
+        and not c.has("limit_mm_per_prompt")
+        and not c.flag("language_model_only")
+    ):
+        return c.out("I5.multimodal", c.fact("model"))
     if public is not None:
         for fact in each(c, "trust_request_mm_kwargs", "trust_request_chat_template"):
             if c.flag(fact.name):

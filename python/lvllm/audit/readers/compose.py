@@ -152,11 +152,11 @@ class _Service:
                 name, equals, text = str(item).partition("=")
                 pairs.append((name, text if equals else None, self.site("environment", i)))
         env = {}
-        for name, text, site in pairs:
-            if text is None:
+        for name, given, site in pairs:
+            if given is None:
                 env[name] = Fact(name, None, State.DYNAMIC, site, "compose", name)
                 continue
-            word = self.word(text, site.line)
+            word = self.word(given, site.line)
             env[name] = Fact(name, word.value, word.state, site, "compose", name)
         return env
 

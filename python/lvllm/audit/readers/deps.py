@@ -16,9 +16,23 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 WATCHED = frozenset(
-    ("vllm", "torch", "trl", "verl", "openrlhf", "llamafactory", "ms-swift", "unsloth", "fastokens", "flashinfer",
-     "flashinfer-python", "lvllm", "lmdeploy", "sglang")
-)  # fmt: skip
+    (
+        "vllm",
+        "torch",
+        "trl",
+        "verl",
+        "openrlhf",
+        "llamafactory",
+        "ms-swift",
+        "unsloth",
+        "fastokens",
+        "flashinfer",
+        "flashinfer-python",
+        "lvllm",
+        "lmdeploy",
+        "sglang",
+    )
+)
 _WHEEL = re.compile(r"(?:^|/)(l?vllm)-(\d[^-/]*)-[^/]*\.whl")
 
 

@@ -42,9 +42,18 @@ def kind(base: str) -> str | None:
         return "makefile"
     if lower in ("justfile", "procfile"):
         return lower
-    for suffix, name in ((".ps1", "powershell"), (".service", "systemd"), (".py", "python"), (".ipynb", "notebook"),
-                         (".md", "markup"), (".rst", "markup"), (".yaml", "yaml"), (".yml", "yaml"),
-                         (".toml", "toml"), (".json", "json")):  # fmt: skip
+    for suffix, name in (
+        (".ps1", "powershell"),
+        (".service", "systemd"),
+        (".py", "python"),
+        (".ipynb", "notebook"),
+        (".md", "markup"),
+        (".rst", "markup"),
+        (".yaml", "yaml"),
+        (".yml", "yaml"),
+        (".toml", "toml"),
+        (".json", "json"),
+    ):
         if lower.endswith(suffix):
             return name
     return "env" if _ENV_NAME.match(lower) else None

@@ -9,9 +9,29 @@ from lvllm.audit.readers import options
 from lvllm.audit.values import cpus, gib
 
 _FLAGS = frozenset(
-    ("-d", "-i", "-t", "-it", "-ti", "-dit", "-itd", "-id", "-td", "--rm", "--detach", "--interactive", "--tty",
-     "--privileged", "--init", "-P", "--publish-all", "--read-only", "--no-healthcheck", "--oom-kill-disable")
-)  # fmt: skip
+    (
+        "-d",
+        "-i",
+        "-t",
+        "-it",
+        "-ti",
+        "-dit",
+        "-itd",
+        "-id",
+        "-td",
+        "--rm",
+        "--detach",
+        "--interactive",
+        "--tty",
+        "--privileged",
+        "--init",
+        "-P",
+        "--publish-all",
+        "--read-only",
+        "--no-healthcheck",
+        "--oom-kill-disable",
+    )
+)
 
 
 def is_vllm_image(image: str) -> bool:
@@ -67,9 +87,9 @@ def from_words(
     unit.env_refs += env_refs
     unit.resources = resources
     unit.documentation = documentation
-    value = None if image.state is State.DYNAMIC else image.value
+    named = None if image.state is State.DYNAMIC else image.value
     unit.image = Fact(
-        "image", value, image.state, Site(file, image.line), "docker run", image.raw, documentation
+        "image", named, image.state, Site(file, image.line), "docker run", image.raw, documentation
     )
     return unit
 

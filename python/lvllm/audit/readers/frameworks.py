@@ -27,7 +27,7 @@ def uses_vllm(framework: str, launcher: str, keys: Mapping[str, Fact]) -> bool:
     if framework == "trl":
         return boolean(value("use_vllm")) is True or ("use_vllm" in keys and not keys["use_vllm"].known)
     if framework == "verl":
-        return value("actor_rollout_ref.rollout.name") == "vllm"
+        return bool(value("actor_rollout_ref.rollout.name") == "vllm")
     if framework == "openrlhf":
         engines = value("vllm.num_engines") or value("vllm_num_engines")
         return bool(engines) or any(k.startswith(("vllm.", "vllm_")) for k in keys)

@@ -12,10 +12,45 @@ from lvllm.audit.values import scalar
 
 # Commands whose arguments are text, not a program to run.
 _TEXT_COMMANDS = frozenset(
-    ("echo", "printf", "grep", "egrep", "rg", "pkill", "pgrep", "kill", "killall", "which", "cat", "sed", "awk",
-     "test", "[", "[[", "ls", "cd", "rm", "cp", "mv", "git", "tail", "head", "ps", "command", "type", "alias",
-     "fi", "log", "info", "die", "warn", "error", "usage", "logger")
-)  # fmt: skip
+    (
+        "echo",
+        "printf",
+        "grep",
+        "egrep",
+        "rg",
+        "pkill",
+        "pgrep",
+        "kill",
+        "killall",
+        "which",
+        "cat",
+        "sed",
+        "awk",
+        "test",
+        "[",
+        "[[",
+        "ls",
+        "cd",
+        "rm",
+        "cp",
+        "mv",
+        "git",
+        "tail",
+        "head",
+        "ps",
+        "command",
+        "type",
+        "alias",
+        "fi",
+        "log",
+        "info",
+        "die",
+        "warn",
+        "error",
+        "usage",
+        "logger",
+    )
+)
 _OTHER_ENGINES = ("sglang.launch_server", "lmdeploy", "text-generation-launcher", "trtllm-serve", "ollama")
 _OLD_SERVERS = ("vllm.entrypoints.api_server",)
 _API_SERVERS = ("vllm.entrypoints.openai.api_server",)
@@ -125,9 +160,18 @@ def _nested(words: Sequence[Word], command: shell.Command, context: Context, fac
 def _mentions_launcher(text: str) -> bool:
     return any(
         mark in text
-        for mark in ("vllm serve", "vllm.entrypoints", "lvllm serve", "verl.trainer", "openrlhf.cli", "swift ",
-                     "llamafactory-cli", "vllm-serve", "vllm/vllm-openai")
-    )  # fmt: skip
+        for mark in (
+            "vllm serve",
+            "vllm.entrypoints",
+            "lvllm serve",
+            "verl.trainer",
+            "openrlhf.cli",
+            "swift ",
+            "llamafactory-cli",
+            "vllm-serve",
+            "vllm/vllm-openai",
+        )
+    )
 
 
 def _environment(unit: Unit, command: shell.Command, context: Context) -> None:

@@ -15,13 +15,40 @@ _HTTP_APPS = ("fastapi.FastAPI", "flask.Flask", "starlette.applications.Starlett
 _RUNNERS = ("subprocess.run", "subprocess.Popen", "subprocess.call", "subprocess.check_call",
             "subprocess.check_output", "os.system", "os.popen")  # fmt: skip
 _ENGINES = ("generate", "chat", "encode", "embed", "score", "classify", "beam_search", "generate_async")
-_CONTROL = ("wake_up", "collective_rpc", "update_weights", "pause_generation", "resume_generation",
-            "reset_prefix_cache", "reload_weights", "start_weight_update", "finish_weight_update")  # fmt: skip
-_ENDPOINTS = ("/sleep", "/wake_up", "/is_sleeping", "/collective_rpc", "/reset_prefix_cache", "/pause", "/resume",
-              "/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update",
-              "/v1/load_lora_adapter", "/v1/unload_lora_adapter")  # fmt: skip
-_CUDA_INIT = ("torch.cuda.init", "torch.cuda.set_device", "torch.cuda.current_device", "torch.cuda.mem_get_info",
-              "torch.cuda.get_device_properties", "torch.cuda.synchronize")  # fmt: skip
+_CONTROL = (
+    "wake_up",
+    "collective_rpc",
+    "update_weights",
+    "pause_generation",
+    "resume_generation",
+    "reset_prefix_cache",
+    "reload_weights",
+    "start_weight_update",
+    "finish_weight_update",
+)
+_ENDPOINTS = (
+    "/sleep",
+    "/wake_up",
+    "/is_sleeping",
+    "/collective_rpc",
+    "/reset_prefix_cache",
+    "/pause",
+    "/resume",
+    "/init_weight_transfer_engine",
+    "/start_weight_update",
+    "/update_weights",
+    "/finish_weight_update",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+)
+_CUDA_INIT = (
+    "torch.cuda.init",
+    "torch.cuda.set_device",
+    "torch.cuda.current_device",
+    "torch.cuda.mem_get_info",
+    "torch.cuda.get_device_properties",
+    "torch.cuda.synchronize",
+)
 MAX_NODES = 400_000
 
 
@@ -87,11 +114,8 @@ class _Module:
         if name in ("os.environ.setdefault", "os.putenv") or tail == "setenv":
             self._setenv(node)
             return
-        if name in _CUDA_INIT or (tail == "cuda" and isinstance(node.func, ast.Attribute) and not node.args):
+        if name in _CUDA_INIT or _moves_to_cuda(node, tail):
             self.cuda_lines.append(self.site(node).line)
-        elif tail == "to" and node.args and isinstance(node.args[0], ast.Constant):
-            if str(node.args[0].value).startswith("cuda"):
-                self.cuda_lines.append(self.site(node).line)
         if tail in ("LoraConfig", "get_peft_model"):
             rank = self._keywords(node).get("r")
             self.calls.append(self.fact("lora_training", node, rank, State.LITERAL, tail))
@@ -247,6 +271,14 @@ class _Module:
         return False if any(f in called for f in functions) else None
 
 
+def _moves_to_cuda(node: ast.Call, tail: str) -> bool:
+    """``x.cuda()`` or ``x.to("cuda…")``."""
+    if tail == "cuda":
+        return isinstance(node.func, ast.Attribute) and not node.args
+    first = node.args[0] if tail == "to" and node.args else None
+    return isinstance(first, ast.Constant) and str(first.value).startswith("cuda")
+
+
 def _guarded_lines(tree: ast.Module) -> list[tuple[int, int]]:
     """Line ranges under ``if __name__ == "__main__"``."""
     ranges = []
@@ -258,6 +290,7 @@ def _guarded_lines(tree: ast.Module) -> list[tuple[int, int]]:
 
 def _enclosing_functions(tree: ast.Module, line: int) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-            if node.lineno <= line <= int(node.end_lineno or node.lineno):
-                yield getattr(node, "name", "")
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef) and (
+            node.lineno <= line <= int(node.end_lineno or node.lineno)
+        ):
+            yield getattr(node, "name", "")

@@ -151,11 +151,19 @@ def _model(model: Model | None, named: bool) -> dict[str, Any]:
         return {"name": None, "source": "dynamic" if named else "unknown"}
     weights = model.weights_gib
     return {
-        "name": model.name, "source": model.source, "family": model.family or None, "params_b": model.params_b,
-        "moe": model.moe, "mla": model.mla if model.known else None, "mtp": model.mtp if model.known else None,
-        "quantized": model.quantized, "weights_gib": None if weights is None else round(weights, 1),
-        "context": model.context, "layers": model.layers, "experts": model.experts,
-    }  # fmt: skip
+        "name": model.name,
+        "source": model.source,
+        "family": model.family or None,
+        "params_b": model.params_b,
+        "moe": model.moe,
+        "mla": model.mla if model.known else None,
+        "mtp": model.mtp if model.known else None,
+        "quantized": model.quantized,
+        "weights_gib": None if weights is None else round(weights, 1),
+        "context": model.context,
+        "layers": model.layers,
+        "experts": model.experts,
+    }
 
 
 def _scores(audited: Audited) -> dict[str, Any]:

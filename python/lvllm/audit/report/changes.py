@@ -40,7 +40,9 @@ def of_unit(audited: Audited, result: Result) -> list[Change]:
         if edit.env:
             if fact is not None and fact.state is State.LITERAL:
                 lines.append((fact, edit))
-        elif (unit.launch is not None and edit.setting in unit.launch.spans) or (fact is None and unit.launch is not None and unit.strict_names and edit.value is not None):
+        elif (unit.launch is not None and edit.setting in unit.launch.spans) or (
+            fact is None and unit.launch is not None and unit.strict_names and edit.value is not None
+        ):
             command.append(edit)
         elif fact is not None and fact.state is State.LITERAL and fact.site.line > 0:
             lines.append((fact, edit))

@@ -138,7 +138,7 @@ def capacity_rows(lang: str) -> list[str]:
             f"TP {t}: {REFERENCE_GIB * fraction - entry['weights_gib'] / t - overhead:.1f}" for t in ways
         )
         need = label("needs", lang, gpus=ways[0])
-        rows.append(f"| {entry['name']} | {entry['weights_gib']:.1f} | – | {need} ({pools}) | | | | |")
+        rows.append(f"| {entry['name']} | {entry['weights_gib']:.1f} | - | {need} ({pools}) | | | | |")
     return rows
 
 
@@ -151,5 +151,5 @@ def unit_row(audited: Audited) -> str | None:
     gpu = c.hardware.gpu
     name = f"{model.name} ({gpu.name if gpu else '?'}, TP {c.tp})"
     if estimate.pool_gib <= 0:
-        return f"| {name} | {estimate.weights_gib:.1f} | – | {estimate.pool_gib:.1f} | | | | |"
+        return f"| {name} | {estimate.weights_gib:.1f} | - | {estimate.pool_gib:.1f} | | | | |"
     return _row(name, estimate.weights_gib, estimate.bytes_per_token, estimate.pool_gib, length)

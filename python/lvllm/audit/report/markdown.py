@@ -96,10 +96,10 @@ class _Page:
         hardware = unit["hardware"]
         count = f"{hardware['count']} ({hardware['count_source']})" if hardware["count"] else "?"
         if not hardware["gpu"]:
-            return f"{self.label('unknown_gpu')}; × {count}"
+            return f"{self.label('unknown_gpu')}; x {count}"
         sizes = "/".join(f"{g:g}" for g in hardware["gpu_gib"])
         archs = ", ".join(hardware["architecture"])
-        return f"{', '.join(hardware['gpu'])} × {count}, {sizes} GiB, {archs} ({hardware['source']})"
+        return f"{', '.join(hardware['gpu'])} x {count}, {sizes} GiB, {archs} ({hardware['source']})"
 
     def _host(self, unit: dict[str, Any]) -> str:
         hardware = unit["hardware"]
@@ -118,7 +118,7 @@ class _Page:
     def _sizes(self, unit: dict[str, Any]) -> str:
         sizes = unit["parallel"]
         dynamic = "" if sizes["known"] else " (?)"
-        return f"TP {sizes['tensor']} × PP {sizes['pipeline']} × DP {sizes['data']}{dynamic}"
+        return f"TP {sizes['tensor']} x PP {sizes['pipeline']} x DP {sizes['data']}{dynamic}"
 
     def overview(self) -> None:
         self.heading("overview")
