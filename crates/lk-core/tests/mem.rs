@@ -1,5 +1,4 @@
 //! Arenas, lazy buffers, binders and scratch on this machine, and with system calls that fail.
-#![expect(clippy::unwrap_used, reason = "tests")]
 #![expect(unsafe_code, reason = "writes through the raw pointers that the types hand out")]
 
 use std::collections::BTreeMap;

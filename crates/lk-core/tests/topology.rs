@@ -1,5 +1,4 @@
 //! Reading machines: synthetic descriptions, fake sysfs and cgroup trees, and this machine.
-#![expect(clippy::unwrap_used, reason = "tests")]
 #![expect(unsafe_code, reason = "binds a thread to show that its mask is not used")]
 
 use std::collections::BTreeSet;

@@ -1,5 +1,4 @@
 //! Placing workers: counts, order, ranks, quotas, on synthetic machines and random ones.
-#![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::collections::BTreeSet;
 

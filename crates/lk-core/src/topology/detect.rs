@@ -160,7 +160,6 @@ fn main_thread_mask() -> Option<Vec<CpuId>> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use super::*;
 
