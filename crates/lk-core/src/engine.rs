@@ -126,7 +126,8 @@ impl Shared {
 
     /// Kernels for w13 and w2 of a layer, measured once per format, dtype and shape.
     pub(crate) fn kernels(&self, spec: &LayerSpec, nodes: &[NodeWeights]) -> Result<(KernelSet, KernelSet)> {
-        let rows = nodes.iter().flat_map(|n| &n.slices).map(|s| s.rows).max().unwrap_or(spec.intermediate_size);
+        let rows =
+            nodes.iter().flat_map(|n| &n.slices).map(|s| s.rows).max().unwrap_or(spec.intermediate_size);
         let mut sets = self.sets.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut get = |n: usize, k: usize| -> Result<KernelSet> {
             let key = (spec.format, spec.dtype, n, k);
