@@ -26,8 +26,12 @@
 
 mod activation;
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod bf16_dot;
 mod f32_fma;
+pub(crate) mod limits;
+mod measure;
 mod rows;
 mod select;
 mod vecops;
@@ -203,7 +207,10 @@ fn candidates(format: WeightFormat, cpu: Cpu) -> Vec<Kernel> {
     let mut kernels = Vec::new();
     f32_fma::kernels(format, cpu, &mut kernels);
     #[cfg(target_arch = "x86_64")]
-    bf16_dot::kernels(format, cpu, &mut kernels);
+    {
+        bf16_dot::kernels(format, cpu, &mut kernels);
+        amx::kernels(format, cpu, &mut kernels);
+    }
     kernels
 }
 
