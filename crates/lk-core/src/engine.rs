@@ -140,8 +140,9 @@ impl Shared {
             }
             let mut set = KernelSet::build(spec.format, self.cpu, spec.dtype)
                 .map_err(|e| Error::UnsupportedFormat(format!("{}: {e}", spec.name)))?;
-            if let Some(family) = self.family {
-                set.pin(family)?;
+            match self.family {
+                Some(family) => set.pin(family)?,
+                None => set.measure(n, k)?,
             }
             sets.insert(key, set.clone());
             Ok(set)
