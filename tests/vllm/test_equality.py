@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from .conftest import CPU_MLA, MTP, ON, StockCache, assert_same, run_engine
+from harness import CPU_MLA, MTP, ON, StockCache, assert_same, run_engine
 
 Models = Callable[[str], Path]
 
@@ -33,10 +32,8 @@ def test_families(
     assert all(r["bytes"] > 0 for r in rows)
 
 
-def test_qwen3_with_reload_and_a_layer_left_to_stock(
-    stock: StockCache, models: Models, tmp_path: Path
-) -> None:
-    """Reloading gives the same tokens; a layer kept on stock's path is placed there and nothing else changes."""
+def test_reload_and_layers_left_to_stock(stock: StockCache, models: Models, tmp_path: Path) -> None:
+    """Reloading gives the same tokens; layers kept on stock's path change nothing but the placement."""
     expected = stock("qwen3_moe")
     mine = run_engine(
         tmp_path, models("qwen3_moe"), actions=("generate", "reload", "reload", "placement"), **ON
@@ -71,7 +68,7 @@ def test_compiled_and_in_processes_of_their_own(stock: StockCache, models: Model
 
 
 def test_tensor_parallel(stock: StockCache, models: Models, tmp_path: Path) -> None:
-    """Two ranks hold half of gate and half of up each (not the first half of the pair), and sum to one rank's output."""
+    """Each of two ranks holds half of gate and half of up (not the first half of the pair)."""
     mine = run_engine(
         tmp_path,
         models("qwen3_moe"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,7 @@ from typing import Any
 
 import lvllm
 import pytest
-
-from .conftest import ON, Outcome, run_engine
+from harness import ON, Outcome, environment, run_engine
 
 Copy = Callable[[str], Path]
 READING = "Loading safetensors checkpoint shards"
@@ -75,39 +75,49 @@ def test_a_nan_weight_names_layer_and_expert(copy_of: Copy, tmp_path: Path) -> N
 
 
 def test_fp8_experts_have_no_decoder_yet(models: Copy, tmp_path: Path) -> None:
-    """Refused by name with a way out, or served once the engine decodes the format; never silently something else."""
-    outcome = run_engine(tmp_path, models("qwen3_moe_fp8"), **ON)
+    """Refused by name with a way out, never silently something else."""
+    outcome = run_engine(tmp_path, models("qwen3_moe_fp8"), engine={"dtype": "bfloat16"}, **ON)
     refused(outcome, "model.layers.0.mlp.experts", "Fp8MoEMethod", "LVLLM_GPU_RESIDENT_MOE_LAYERS")
 
 
-@pytest.mark.parametrize(
-    ("environ", "words"),
-    [
-        ({"LK_TREADS": "2"}, ("LK_TREADS is not a setting of lvllm; did you mean LK_THREADS?",)),
-        ({"LK_THREADS": "0"}, ("LK_THREADS='0' is not allowed", "a whole number from 1")),
-        ({"LVLLM_GPU_RESIDENT_MOE_LAYERS": "0-9"}, ("layers 4-9 do not exist", "4 main layers (0-3)")),
-        ({"LVLLM_HOST_GIB": "0.001"}, ("of host memory available (LVLLM_HOST_GIB)", "too little")),
-    ],
-)
-def test_settings(environ: dict[str, str], words: tuple[str, ...], models: Copy, tmp_path: Path) -> None:
-    refused_early(run_engine(tmp_path, models("qwen3_moe"), **ON, **environ), *words)
+CONFIGS: list[tuple[dict[str, Any], dict[str, str], tuple[str, ...]]] = [
+    ({}, {"LK_TREADS": "2"}, ("LK_TREADS is not a setting of lvllm; did you mean LK_THREADS?",)),
+    ({}, {"LK_THREADS": "0"}, ("LK_THREADS='0' is not allowed", "a whole number from 1")),
+    ({}, {"LVLLM_GPU_RESIDENT_MOE_LAYERS": "0-9"}, ("layers 4-9 do not exist", "4 main layers (0-3)")),
+    ({}, {"LVLLM_HOST_GIB": "0.001"}, ("of host memory available (LVLLM_HOST_GIB)", "too little")),
+    (
+        {"additional_config": {"lvllm": {"thread": 2}}},
+        {},
+        ("lvllm.thread is not a setting", "did you mean threads?"),
+    ),
+    ({"enable_lora": True}, {}, ("--enable-lora", "merge the adapter")),
+    ({"load_format": "sharded_state"}, {}, ("--load-format sharded_state", "use the original checkpoint")),
+    ({"cpu_offload_gb": 1}, {}, ("--cpu-offload-gb without --cpu-offload-params", "name the parameters")),
+    ({"cpu_offload_gb": 1, "cpu_offload_params": {"experts"}}, {}, ("--cpu-offload-params names experts",)),
+    ({"offload_group_size": 2}, {}, ("--offload-group-size", "drop it")),
+    ({"moe_backend": "deep_gemm_mega_moe"}, {}, ("deep_gemm_mega_moe", "use --moe-backend auto")),
+]
 
 
-@pytest.mark.parametrize(
-    ("engine", "words"),
-    [
-        ({"enable_lora": True}, ("--enable-lora", "merge the adapter")),
-        ({"load_format": "sharded_state"}, ("--load-format sharded_state", "use the original checkpoint")),
-        (
-            {"additional_config": {"lvllm": {"thread": 2}}},
-            ("lvllm.thread is not a setting", "did you mean threads?"),
-        ),
-    ],
-)
-def test_options_of_vllm(
-    engine: dict[str, Any], words: tuple[str, ...], models: Copy, tmp_path: Path
-) -> None:
-    refused_early(run_engine(tmp_path, models("qwen3_moe"), engine=engine, **ON), *words)
+def test_configurations(models: Copy) -> None:
+    """Each is refused while the configuration is built, in a sentence that names the option and a way out."""
+    model = str(models("qwen3_moe"))
+    accepted = {"engine": {"model": model}, "environ": {}}
+    jobs = [accepted, *({"engine": {"model": model} | e, "environ": v} for e, v, _ in CONFIGS)]
+    script = Path(__file__).parent / "check_configs.py"
+    done = subprocess.run(
+        [sys.executable, str(script), json.dumps(jobs, default=sorted)],
+        env=environment(ON),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, *errors = json.loads(done.stdout.strip().splitlines()[-1])
+    assert first is None
+    for (engine, environ, words), error in zip(CONFIGS, errors, strict=True):
+        assert error is not None, (engine, environ)
+        assert all(word in error for word in words), f"{words} not in {error!r}"
 
 
 def overlay(tmp_path: Path) -> Path:
@@ -148,8 +158,17 @@ def fake_distribution(root: Path, name: str, version: str, record: str = "") -> 
     ],
 )
 def test_other_distributions(
-    name: str, version: str, record: str, words: tuple[str, ...], models: Copy, tmp_path: Path
+    name: str, version: str, record: str, words: tuple[str, ...], tmp_path: Path
 ) -> None:
-    root = tmp_path / "dists"
-    fake_distribution(root, name, version, record)
-    refused_early(run_engine(tmp_path, models("qwen3_moe"), PYTHONPATH=python_path(root), **ON), *words)
+    fake_distribution(tmp_path, name, version, record)
+    code = "import lvllm.plugin as p, sys\ntry: p.register()\nfinally: print('vllm' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(ON | {"PYTHONPATH": python_path(tmp_path)}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stdout.strip() == "False", "refused before vLLM was imported"
+    assert all(word in done.stderr for word in words), done.stderr
