@@ -64,7 +64,7 @@ def test_fused_experts(tmp_path: Path) -> None:
     assert check(tmp_path)["model.layers.0.mlp.experts"].num_experts == EXPERTS
     tensors["model.layers.0.mlp.experts.down_proj"] = ("BF16", [EXPERTS - 1, INTER, HIDDEN])
     write(tmp_path / "model.safetensors", tensors)
-    with pytest.raises(checkpoint.CheckpointError, match="down_proj holds 3 experts, the model has 4"):
+    with pytest.raises(checkpoint.CheckpointError, match=r"down_proj holds 3 experts, the model has 4"):
         check(tmp_path)
 
 
@@ -107,7 +107,7 @@ def test_one_expert_of_another_dtype_or_shape_is_named(tmp_path: Path) -> None:
 def test_integer_weights_need_a_quantization_config(tmp_path: Path) -> None:
     write(tmp_path / "model.safetensors", experts(dtype="U8"))
     with pytest.raises(
-        checkpoint.CheckpointError, match="has dtype U8, but config.json names no quantization"
+        checkpoint.CheckpointError, match=r"has dtype U8, but config\.json names no quantization"
     ):
         check(tmp_path)
     assert len(check(tmp_path, quantized=True)) == 2

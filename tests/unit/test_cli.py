@@ -1,5 +1,6 @@
 """The command line."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -14,6 +15,11 @@ def lvllm(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("LVLLM_", "LK_"))} | environ
     command = [sys.executable, "-m", "lvllm.cli", *arguments]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+
+
+def needs_vllm() -> None:
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed")
 
 
 def doctor(**environ: str) -> tuple[dict[str, Any], int]:
@@ -102,7 +108,7 @@ def test_usage_errors_exit_2() -> None:
 
 
 def test_serve_hands_every_option_to_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    pytest.importorskip("vllm")
+    needs_vllm()
     program = tmp_path / "vllm"
     program.write_text('#!/bin/sh\necho "$LVLLM_MOE_NUMA_ENABLED $@"\n')
     program.chmod(0o755)
@@ -111,7 +117,7 @@ def test_serve_hands_every_option_to_vllm(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_serve_refuses_a_plugin_list_without_us(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    pytest.importorskip("vllm")
+    needs_vllm()
     monkeypatch.setenv("VLLM_PLUGINS", "other")
     monkeypatch.setenv("LVLLM_MOE_NUMA_ENABLED", "0")
     assert cli.serve(["MODEL"]) == 1

@@ -278,7 +278,7 @@ def family_options(name: str, config: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", sorted((GOLDEN / "moe_layers").glob("*.safetensors")), ids=lambda p: p.stem)
 def test_golden_layers(engine: lvllm.Engine, path: Path) -> None:
-    """The routed part of each family's layer in f32 against f64; against y too where that is the whole layer."""
+    """The routed part of each family's layer, in f32 against f64; also against y where that is all."""
     from safetensors import safe_open
 
     with safe_open(path, "np") as file:

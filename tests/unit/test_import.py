@@ -29,12 +29,16 @@ def test_import_and_a_switched_off_plugin_load_nothing_heavy(code: str) -> None:
 
 @pytest.mark.parametrize("value", ["0", "", "off"])
 def test_the_switch_at_zero_changes_no_environment(value: str) -> None:
-    code = "import os; old = dict(os.environ); import lvllm.plugin as p; p.register(); print(old == dict(os.environ))"
+    code = "import os; e = {**os.environ}; import lvllm.plugin as p; p.register(); print(e == {**os.environ})"
     assert python(code, LVLLM_MOE_NUMA_ENABLED=value).stdout.strip() == "True"
 
 
 def test_an_unknown_setting_ends_registration_before_vllm_is_imported() -> None:
-    code = "import sys, lvllm.plugin as p\ntry: p.register()\nexcept ValueError as e: print(e, 'vllm' in sys.modules)"
+    code = (
+        "import sys, lvllm.plugin as p\n"
+        "try: p.register()\n"
+        "except ValueError as e: print(e, 'vllm' in sys.modules)"
+    )
     result = python(code, LVLLM_MOE_NUMA_ENABLED="1", LK_TREADS="4")
     assert "LK_TREADS is not a setting of lvllm; did you mean LK_THREADS?" in result.stdout
     assert result.stdout.strip().endswith("False")
