@@ -1,5 +1,11 @@
 //! Random layers with their references, shared by the layer tests.
-#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::struct_excessive_bools,
+    reason = "shared by test binaries, each of which uses its part"
+)]
 
 use std::sync::Arc;
 
