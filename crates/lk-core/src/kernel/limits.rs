@@ -49,9 +49,14 @@ pub fn pin_to(cpu: usize) -> bool {
     }
 }
 
-/// Runs `work(i)` on `threads` pinned threads that start together, after `prepare(i)` on each; returns the results and the
-/// time from the common start to the last end.
-fn together<S: Send, R: Send>(
+/// Runs `work` on `threads` pinned threads (default: all allowed CPUs) `rounds` times, each time from a common start, after
+/// `prepare(i)` once on thread `i`. Returns, per round, the results by thread and the time from the common start to the last
+/// end.
+///
+/// # Errors
+///
+/// [`Error::Poisoned`] if a thread panics.
+pub fn together<S: Send, R: Send>(
     threads: Option<usize>,
     prepare: impl Fn(usize) -> S + Sync,
     work: impl Fn(&mut S) -> R + Sync,
