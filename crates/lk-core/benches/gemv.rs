@@ -31,7 +31,7 @@ fn rate(
     threads: usize,
 ) -> (f64, Duration) {
     let total = if options.hot {
-        threads * 768 << 10
+        (threads * 768) << 10
     } else if options.quick {
         64 << 20
     } else {
@@ -85,7 +85,7 @@ fn main() {
     let threads = options.threads.unwrap_or_else(|| limits::allowed_cpus().len());
     let cpu = Cpu::detect();
     println!("cpu: {cpu}; {threads} threads; K = 2048");
-    let read = |_| {
+    let read = |()| {
         limits::read_bandwidth_over(Some(threads), if options.quick { 64 << 20 } else { 1 << 30 }, 4).unwrap()
     };
     println!(

@@ -1,4 +1,5 @@
 //! The layer against its definition in f64: nodes, threads, routing, activations, dtypes, biases.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod common;
 

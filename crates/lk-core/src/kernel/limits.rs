@@ -189,13 +189,16 @@ fn read_scalar(data: &[u64]) -> u64 {
     data.iter().fold(0, |sum, x| sum ^ x)
 }
 
+/// A loop of so many iterations; returns the operations done.
+type PeakLoop = unsafe fn(usize) -> f64;
+
 /// Peak rates of the products that kernels are made of.
 ///
 /// # Errors
 ///
 /// If a measuring thread panics.
 pub(crate) fn peaks(threads: Option<usize>, cpu: Cpu) -> Result<Peaks> {
-    let mut loops: Vec<(&'static str, unsafe fn(usize) -> f64)> = Vec::new();
+    let mut loops: Vec<(&'static str, PeakLoop)> = Vec::new();
     #[cfg(target_arch = "x86_64")]
     {
         if cpu.avx512() {
@@ -220,7 +223,7 @@ pub(crate) fn peaks(threads: Option<usize>, cpu: Cpu) -> Result<Peaks> {
     }
     let mut out = Vec::new();
     for (name, body) in loops {
-        let work = |_: &mut ()| {
+        let work = |(): &mut ()| {
             // SAFETY: each loop is listed only for a CPU with its features.
             unsafe { body(PEAK_ITERATIONS) }
         };
