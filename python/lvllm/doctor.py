@@ -8,7 +8,7 @@ import resource
 from pathlib import Path
 from typing import Any
 
-from lvllm import envs, host, native
+from lvllm import envs, fit, host, native
 from lvllm.ranges import format_numbers
 
 _THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -56,7 +56,17 @@ def _engine(warnings: list[str], settings: envs.Settings, measure: bool) -> dict
     except native.NativeModuleError as error:
         warnings.append(str(error))
         return {}
-    facts: dict[str, Any] = {"native": str(module.version), "cpu_features": list(module.cpu_features())}
+    available, source = fit.available_memory(settings)
+    limits = module.memory_limits()
+    facts: dict[str, Any] = {
+        "native": str(module.__version__),
+        "cpu_features": list(module.cpu_features()),
+        "memory": {
+            "available_bytes": available,
+            "source": source,
+            "nodes": {str(n): {"total_bytes": t, "free_bytes": f} for n, (t, f) in limits["nodes"].items()},
+        },
+    }
     try:
         engine = module.Engine(
             threads=settings.threads,
@@ -92,19 +102,10 @@ def collect(*, measure: bool = True) -> dict[str, Any]:
         warnings.append(str(error))
         settings = envs.load(environ={})
         configuration = []
-    available, source = host.available_memory()
     memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     facts: dict[str, Any] = {
         "lvllm": None,
         "allowed_cpus": format_numbers(host.inherited_cpus()),
-        "memory": {
-            "available_bytes": available,
-            "source": source,
-            "nodes": {
-                str(n): {"total_bytes": t, "free_bytes": f}
-                for n, (t, f) in sorted(host.node_memory().items())
-            },
-        },
         "huge_pages": _huge_pages(),
         "memlock": "unlimited" if memlock == resource.RLIM_INFINITY else memlock,
         "vllm": _vllm(warnings),
@@ -134,7 +135,7 @@ def collect(*, measure: bool = True) -> dict[str, Any]:
 
 
 def _print(facts: dict[str, Any]) -> None:
-    memory, engine = facts["memory"], facts.get("engine", {})
+    memory, engine = facts.get("memory", {}), facts.get("engine", {})
     rows = [
         ("lvllm", facts["lvllm"]),
         ("vLLM", f"{facts['vllm']['version'] or 'not installed'} (supported: {facts['vllm']['supported']})"),
@@ -144,13 +145,14 @@ def _print(facts: dict[str, Any]) -> None:
         ("workers", f"{engine['threads']}" if engine else "unknown"),
     ]
     workers = {str(n["node"]): n for n in engine.get("nodes", [])}
-    for node, size in memory["nodes"].items():
+    for node, size in memory.get("nodes", {}).items():
         mine = workers.get(node)
-        who = f"{mine['workers']} workers on CPUs {format_numbers(mine['cpus'])}" if mine else "no workers"
+        who = f"{mine['workers']} workers on CPUs {host.worker_cpus(mine)}" if mine else "no workers"
         rows.append(
             (f"node {node}", f"{host.gb(size['free_bytes'])} free of {host.gb(size['total_bytes'])}, {who}")
         )
-    rows.append(("memory", f"{host.gb(memory['available_bytes'])} available ({memory['source']})"))
+    if memory:
+        rows.append(("memory", f"{host.gb(memory['available_bytes'])} available ({memory['source']})"))
     if "read_gb_per_s" in facts:
         rows.append(("read rate", f"{facts['read_gb_per_s']} GB/s, measured now with all workers"))
     rows.append(("huge pages", ", ".join(f"{k}: {v}" for k, v in facts["huge_pages"].items())))

@@ -70,10 +70,10 @@ def _parse(flag: Flag, name: str, raw: object) -> Any:
         raise SettingError(f"{name}={raw!r} is not allowed{detail}; allowed: {flag.kind.allowed}") from None
 
 
-def _unknown(name: str, known: list[str]) -> SettingError:
+def _unknown(name: str, known: list[str], where: str = "") -> SettingError:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return SettingError(f"{name} is not a setting of lvllm{hint} `lvllm doctor` lists all settings.")
+    hint = f"; did you mean {near[0]}?" if near else "."
+    return SettingError(f"{where}{name} is not a setting of lvllm{hint} `lvllm doctor` lists all settings.")
 
 
 def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
@@ -116,7 +116,7 @@ def _from_config(section: object) -> dict[str, Any]:
         key = str(raw_key)
         flag = _BY_KEY.get(key.lower()) or _BY_NAME.get(key.upper())
         if flag is None:
-            raise _unknown(f"additional_config {CONFIG_SECTION}.{key}", list(_BY_KEY))
+            raise _unknown(key, list(_BY_KEY), where=f"additional_config {CONFIG_SECTION}.")
         if flag is SWITCH:
             raise SettingError(
                 f"{SWITCH.name} cannot be given in additional_config, since it decides whether lvllm is "

@@ -9,7 +9,6 @@ import torch
 
 from lvllm import envs, host
 from lvllm.native import load as load_native
-from lvllm.ranges import format_numbers
 from lvllm.vllm import placement
 from lvllm.vllm.formats import UnsupportedLayerError, layer_options, way_out, weight_format
 from lvllm.vllm.loader import LayerIntake
@@ -76,7 +75,7 @@ def engine_of(config: VllmConfig) -> _lk.Engine:
 def describe_line(facts: dict[str, Any]) -> str:
     """Engine.describe() on one line."""
     nodes = "; ".join(
-        f"node {n['node']}: {n['workers']} workers on CPUs {format_numbers(n['cpus'])}"
+        f"node {n['node']}: {n['workers']} workers on CPUs {host.worker_cpus(n)}"
         for n in facts.get("nodes", [])
     )
     notes = "".join(f"; {n}" for n in facts.get("notes", []))
