@@ -88,7 +88,7 @@ test-all: deps ## test, and the slow matrices and the oldest supported vLLM
 	  test-vllm-old bench-quick
 
 # The golden generators are kept as they were when the goldens were made.
-LINTED := python tools tests --extend-exclude tests/golden
+LINTED := python tools tests benches --extend-exclude tests/golden
 lint: build-env ## rustfmt, clippy, ruff, mypy
 	@cargo fmt --version >/dev/null 2>&1 || { echo "lint: cargo fmt is missing: rustup component add rustfmt" >&2; exit 1; }
 	cargo clippy --version >/dev/null 2>&1 || { echo "lint: cargo clippy is missing: rustup component add clippy" >&2; exit 1; }

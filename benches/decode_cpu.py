@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """End-to-end decode on vLLM's CPU platform: stock beside hybrid, in interleaved rounds.
 
-usage: decode_cpu.py [--model models/lvllm-tiny | --random] [--rounds 3] [--tokens 64] [--batch 1] [--json FILE]
+usage: decode_cpu.py [--model models/lvllm-tiny | --random] [--rounds 3] [--tokens 64] [--batch 1]
 
-Both sides run in processes of their own with the same settings (one reserved core or none for both). The time of a short
-generation is taken off that of a long one, so that prefill and request handling do not count. --random makes a
-Qwen3-MoE config of 1 GB of bf16 experts (widths multiples of 128) and loads dummy weights.
+Both sides run in processes of their own with the same settings (reserved cores included). The time of a
+short generation is taken off that of a long one, so that prefill and request handling do not count.
+--random makes a Qwen3-MoE config of 1 GB of bf16 experts (widths multiples of 128) with dummy weights.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ import json, sys, time
 from vllm import LLM, SamplingParams
 if __name__ == "__main__":
     spec = json.loads(sys.argv[1])
-    llm = LLM(spec["model"], max_model_len=1024, dtype="bfloat16", enforce_eager=True, skip_tokenizer_init=True,
-              load_format=spec["load_format"], seed=0)
-    prompts = [{"prompt_token_ids": [(7 * i + 13 * j) % 1000 + 5 for i in range(16)]} for j in range(spec["batch"])]
+    llm = LLM(spec["model"], max_model_len=1024, dtype="bfloat16", enforce_eager=True,
+              skip_tokenizer_init=True, load_format=spec["load_format"], seed=0)
+    prompts = [{"prompt_token_ids": [(7 * i + 13 * j) % 1000 + 5 for i in range(16)]}
+               for j in range(spec["batch"])]
 
     def run(n):
-        params = SamplingParams(max_tokens=n, min_tokens=n, temperature=0.0, ignore_eos=True, detokenize=False)
+        params = SamplingParams(max_tokens=n, min_tokens=n, temperature=0.0, ignore_eos=True,
+                                detokenize=False)
         start = time.perf_counter()
         llm.generate(prompts, params, use_tqdm=False)
         return time.perf_counter() - start
@@ -66,7 +68,12 @@ def measure(spec: dict[str, object], hybrid: bool) -> list[float]:
         f.write(CHILD)
         f.flush()
         done = subprocess.run(
-            [sys.executable, f.name, json.dumps(spec)], env=env, capture_output=True, text=True, timeout=900, check=False
+            [sys.executable, f.name, json.dumps(spec)],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
         )
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):

@@ -7,6 +7,7 @@ import json
 import logging
 
 from dockerfile_parse import DockerfileParser
+
 from lvllm.audit.facts import Fact, FileFacts, Launch, Resources, Site, State, Unit, Word
 from lvllm.audit.readers import dockerrun, launch, options, shell
 

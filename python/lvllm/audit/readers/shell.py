@@ -14,8 +14,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import tree_sitter_bash
-from lvllm.audit.facts import State, Word
 from tree_sitter import Language, Parser
+
+from lvllm.audit.facts import State, Word
 
 if TYPE_CHECKING:
     from tree_sitter import Node
