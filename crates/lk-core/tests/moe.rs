@@ -1,4 +1,5 @@
 //! The layer against its definition in f64: nodes, threads, routing, activations, dtypes, biases.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 mod common;
 
@@ -78,7 +79,7 @@ fn every_dtype_of_activations_and_weights() {
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
         for format in ["f32", "bf16", "f16"] {
             for num_tokens in [1, 4, 40] {
-                check(&engine, &Case { dtype, format, num_tokens, ..Case::default() });
+                check(&engine, &Case { format, dtype, num_tokens, ..Case::default() });
             }
         }
     }
@@ -89,7 +90,10 @@ fn router_weight_on_the_input() {
     let engine = engine(2, 1, None);
     for dtype in [Dtype::F32, Dtype::Bf16] {
         for num_tokens in [1, 33] {
-            check(&engine, &Case { top_k: 1, router_weight_on_input: true, dtype, num_tokens, ..Case::default() });
+            check(
+                &engine,
+                &Case { top_k: 1, router_weight_on_input: true, dtype, num_tokens, ..Case::default() },
+            );
         }
     }
 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crate::engine::Shared as EngineShared;
 use crate::kernel::{Family, KernelSet, Operand};
-use crate::mem::NodeArena;
+use crate::mem::{LocalityReport, NodeArena, locality};
 use crate::stats::LayerStats;
 use crate::{Error, Result};
 
@@ -67,7 +67,15 @@ impl Layer {
             nodes,
         };
         let loaded = Mutex::new(vec![false; spec.num_experts]);
-        Ok(Self { spec, engine, weights, rule, loaded, sealed: AtomicBool::new(false), stats: LayerStats::default() })
+        Ok(Self {
+            spec,
+            engine,
+            weights,
+            rule,
+            loaded,
+            sealed: AtomicBool::new(false),
+            stats: LayerStats::default(),
+        })
     }
 
     /// What the layer is.
@@ -201,7 +209,13 @@ impl Layer {
         Ok(())
     }
 
-    fn step(&self, input: &StepInput<'_>, num_tokens: usize, out: &mut [u8], scratch: &mut Scratch) -> Result<usize> {
+    fn step(
+        &self,
+        input: &StepInput<'_>,
+        num_tokens: usize,
+        out: &mut [u8],
+        scratch: &mut Scratch,
+    ) -> Result<usize> {
         let spec = &self.spec;
         scratch.routing.build(
             input.topk_ids,
@@ -219,7 +233,8 @@ impl Layer {
         // The converted rows are written before the job and only read in it, like everything else of the scratch but
         // its shared parts.
         let mut operands = std::mem::take(&mut scratch.operands);
-        let (x_f32, x_bf16) = self.operands(input.hidden_states, num_tokens, &mut operands, &scratch.routing)?;
+        let (x_f32, x_bf16) =
+            self.operands(input.hidden_states, num_tokens, &mut operands, &scratch.routing)?;
         let step = Step {
             weights: &self.weights,
             ops: self.engine.ops(),
@@ -267,6 +282,12 @@ impl Layer {
     /// Bytes of packed experts on each node of the plan.
     pub fn bytes_per_node(&self) -> Vec<usize> {
         self.weights.nodes.iter().map(|n| n.arena.len()).collect()
+    }
+
+    /// Where a sample of the packed pages lies, by node of the plan.
+    pub fn locality(&self) -> LocalityReport {
+        let arenas = self.weights.nodes.iter().map(|n| (n.arena.node(), n.bytes()));
+        locality(self.engine.binder(), arenas)
     }
 
     /// Kernel names by matrix (`w13`, `w2`) and rows per expert (`1` … `16`, `many`).

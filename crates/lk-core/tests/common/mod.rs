@@ -1,5 +1,11 @@
 //! Random layers with their references, shared by the layer tests.
-#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::struct_excessive_bools,
+    reason = "shared by test binaries, each of which uses its part"
+)]
 
 use std::sync::Arc;
 
@@ -195,7 +201,8 @@ impl Case {
         for t in 0..self.num_tokens {
             ids.extend((0..self.top_k).map(|j| ((t * 7 + j * (t % 3 + 1)) % self.num_experts) as i32));
         }
-        let weights = random(7, ids.len()).into_iter().map(|w| (w + 1.5) / (2.0 * self.top_k as f32)).collect();
+        let weights =
+            random(7, ids.len()).into_iter().map(|w| (w + 1.5) / (2.0 * self.top_k as f32)).collect();
         (ids, weights)
     }
 
