@@ -34,8 +34,9 @@ _LIBRARY = Library("lvllm", "FRAGMENT")  # type: ignore[no-untyped-call]
 def no_handover(device: str) -> str:
     """Why tokens on `device` cannot be computed here, and the way out."""
     return (
-        f"the hand-over of tokens from {device} to the CPU engine (pinned slots and flag kernels) is not part "
-        "of this build, which serves vLLM's CPU platform. Unset LVLLM_MOE_NUMA_ENABLED to serve with stock vLLM."
+        f"the hand-over of tokens from {device} to the CPU engine (pinned slots and flag kernels) is not "
+        "part of this build, which serves vLLM's CPU platform. Unset LVLLM_MOE_NUMA_ENABLED to serve with "
+        "stock vLLM."
     )
 
 
