@@ -21,7 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RANDOM = {
-    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 1024, "num_hidden_layers": 5,
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 1024,
+    "num_hidden_layers": 5,
     "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 2048,
     "moe_intermediate_size": 512, "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": True,
     "decoder_sparse_step": 1, "mlp_only_layers": [], "vocab_size": 4096, "max_position_embeddings": 4096,
@@ -92,8 +93,11 @@ def main() -> None:
     args = ap.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         spec: dict[str, object] = {
-            "model": args.model, "load_format": "auto", "tokens": args.tokens, "batch": args.batch,
-        }  # fmt: skip
+            "model": args.model,
+            "load_format": "auto",
+            "tokens": args.tokens,
+            "batch": args.batch,
+        }
         if args.random:
             (Path(folder) / "config.json").write_text(json.dumps(RANDOM))
             spec |= {"model": folder, "load_format": "dummy"}
@@ -104,11 +108,15 @@ def main() -> None:
             ours.append(min(measure(spec, hybrid=True)))
     ratio = statistics.median(s / o for s, o in zip(stock, ours, strict=True))
     row = {
-        "model": "random 1 GB" if args.random else Path(args.model).name, "batch": args.batch,
-        "stock_ms": 1e3 * statistics.median(stock), "lvllm_ms": 1e3 * statistics.median(ours), "stock_over_lvllm": ratio,
-    }  # fmt: skip
+        "model": "random 1 GB" if args.random else Path(args.model).name,
+        "batch": args.batch,
+        "stock_ms": 1e3 * statistics.median(stock),
+        "lvllm_ms": 1e3 * statistics.median(ours),
+        "stock_over_lvllm": ratio,
+    }
     print(
-        f"{row['model']}: batch {args.batch}: stock {row['stock_ms']:.2f} ms a step, lvllm {row['lvllm_ms']:.2f} ms; "
+        f"{row['model']}: batch {args.batch}: stock {row['stock_ms']:.2f} ms a step, "
+        f"lvllm {row['lvllm_ms']:.2f} ms; "
         f"stock / lvllm {ratio:.2f} (median of {args.rounds} interleaved rounds)"
     )
     if args.json:

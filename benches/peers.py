@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from lvllm import _lk
 
 Pair = tuple[torch.Tensor, torch.Tensor]  # w13 [E, 2I, H], w2 [E, H, I]
@@ -211,10 +210,18 @@ def main() -> None:
         rows.append(row)
         nan = float("nan")
         cells = [
-            f"{tokens}", f"{mine * 1e6:.1f}", f"{floor * 1e6:.1f}", f"{row['percent']:.1f}",
-            f"{row.get('peer_percent', nan):.1f}", f"{row.get('peer_over_ours', nan):.2f}", f"{row['gb_s']:.1f}",
-            f"{row['gflop_s']:.0f}", f"{errors['lvllm']:.1e}", f"{read:.1f}", f"{peak:.0f}",
-        ]  # fmt: skip
+            f"{tokens}",
+            f"{mine * 1e6:.1f}",
+            f"{floor * 1e6:.1f}",
+            f"{row['percent']:.1f}",
+            f"{row.get('peer_percent', nan):.1f}",
+            f"{row.get('peer_over_ours', nan):.2f}",
+            f"{row['gb_s']:.1f}",
+            f"{row['gflop_s']:.0f}",
+            f"{errors['lvllm']:.1e}",
+            f"{read:.1f}",
+            f"{peak:.0f}",
+        ]
         print(" ".join(f"{cell:>9}" for cell in cells), flush=True)
     if args.json:
         with open(args.json, "w") as f:
