@@ -53,16 +53,12 @@ def _vllm(warnings: list[str]) -> dict[str, Any]:
 
 
 def _kernels(engine: Any, fmt: str) -> dict[str, str]:
-    """Kernel chosen for w13 of a small layer, for one row and for many."""
-    layer = engine.create_layer(
-        f"doctor.{fmt}",
-        format=fmt,
-        num_experts=2,
-        hidden_size=256,
-        intermediate_size=128,
-        top_k=1,
-        dtype=fmt,
-    )
+    """Kernel of w13 of a small layer, for one row and for many; "none" where a pinned family has none."""
+    sizes = {"num_experts": 2, "hidden_size": 256, "intermediate_size": 128, "top_k": 1}
+    try:
+        layer = engine.create_layer(f"doctor.{fmt}", format=fmt, dtype=fmt, **sizes)
+    except ValueError as error:
+        return {"1": "none", "many": f"none ({error})"}
     layer.fill_dummy(0)
     layer.seal()
     names = layer.kernels()["w13"]
@@ -87,17 +83,8 @@ def _engine(warnings: list[str], settings: envs.Settings, measure: bool) -> dict
         },
     }
     try:
-        engine = module.Engine(
-            threads=settings.threads,
-            nodes=settings.numa_nodes,
-            binding=settings.thread_binding,
-            allowed_cpus=host.inherited_cpus(),
-            isa=settings.isa,
-            kernel=settings.kernel,
-            compute=settings.compute,
-            power_saving=settings.power_saving,
-        )
-    except module.LkError as error:
+        engine = module.Engine(**envs.engine_options(settings), allowed_cpus=host.inherited_cpus())
+    except (module.LkError, ValueError) as error:
         warnings.append(f"the engine does not start: {error}")
         return facts
     try:

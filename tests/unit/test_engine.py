@@ -245,6 +245,34 @@ def test_other_python_threads_run_during_a_forward() -> None:
     assert during > 5, f"{during} ticks in {seconds:.2f} s: the GIL was held"
 
 
+FORK = """
+import os, numpy as np, lvllm
+w13, w2 = np.full((2, 128, 64), 0.01, np.float32), np.full((2, 64, 64), 0.01, np.float32)
+x, ids, share = np.ones((1, 64), np.float32), np.array([[0]], np.int32), np.ones((1, 1), np.float32)
+engine = lvllm.Engine()
+layer = lvllm.MoELayer.from_arrays(engine, {"w13_weight": w13, "w2_weight": w2}, top_k=1)
+expected = layer.forward(x, ids, share)
+if os.fork() == 0:
+    try:
+        layer.forward(x, ids, share)
+        print("used the parent's engine")
+    except lvllm.LkError as error:
+        with lvllm.Engine() as own:
+            mine = lvllm.MoELayer.from_arrays(own, {"w13_weight": w13, "w2_weight": w2}, top_k=1)
+            print("refused, own engine equal:", (mine.forward(x, ids, share) == expected).all(), flush=True)
+    os._exit(0)
+os.wait()
+print("parent still works:", (layer.forward(x, ids, share) == expected).all())
+"""
+
+
+def test_a_child_forked_from_a_live_engine_is_refused_and_can_make_its_own() -> None:
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["refused, own engine equal: True", "parent still works: True"], (
+        done.stderr
+    )
+
+
 def layer_math() -> dict[str, Any]:
     """route() and act() of the second implementation beside the golden files."""
     source = (GOLDEN / "check_moe_layers.py").read_text().partition("\nbad = 0")[0]

@@ -43,17 +43,10 @@ def _place_among_workers(config: VllmConfig) -> tuple[int, int]:
 def _engine(settings_key: str, rank: int, world: int) -> _lk.Engine:
     settings = _ENGINE_SETTINGS[settings_key]
     engine: _lk.Engine = load_native().Engine(
-        threads=settings.threads,
-        nodes=settings.numa_nodes,
-        binding=settings.thread_binding,
+        **envs.engine_options(settings),
         rank=rank,
         world=world,
         allowed_cpus=host.inherited_cpus(),
-        isa=settings.isa,
-        kernel=settings.kernel,
-        compute=settings.compute,
-        power_saving=settings.power_saving,
-        step_timeout_s=settings.step_timeout_s,
     )
     from vllm.logger import init_logger
 
