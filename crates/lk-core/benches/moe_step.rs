@@ -31,7 +31,9 @@ fn main() {
     let engine = Engine::new(&options).expect("an engine");
     let threads = engine.plan().num_workers();
     println!("moe_step: {threads} threads, best ISA {}, {} weights", engine.isa_name(), dtype.name());
-    for (name, hidden_size, intermediate_size, num_experts, top_k) in SHAPES.into_iter().take(if quick { 1 } else { 3 }) {
+    for (name, hidden_size, intermediate_size, num_experts, top_k) in
+        SHAPES.into_iter().take(if quick { 1 } else { 3 })
+    {
         let num_experts = if quick { 16 } else { num_experts };
         let expert_bytes = 3 * hidden_size * intermediate_size * dtype.bytes();
         // Several layers, so that no step finds its experts in a cache.
@@ -59,7 +61,9 @@ fn main() {
                 layer
             })
             .collect();
-        println!("{name}: hidden {hidden_size}, intermediate {intermediate_size}, {num_experts} experts, top-{top_k}");
+        println!(
+            "{name}: hidden {hidden_size}, intermediate {intermediate_size}, {num_experts} experts, top-{top_k}"
+        );
         println!("{:>7} {:>10} {:>8} {:>9} {:>10} {:>7}", "tokens", "us", "GB/s", "GFLOP/s", "floor us", "%");
         for tokens in if quick { vec![1, 16] } else { vec![1, 4, 16, 64, 256, 1024] } {
             let (mut times, mut reads, mut peaks) = (Vec::new(), Vec::new(), Vec::new());
@@ -69,7 +73,9 @@ fn main() {
             let mut at = 0;
             for _ in 0..if quick { 1 } else { 5 } {
                 reads.push(limits::read_bandwidth(Some(threads)).expect("a rate"));
-                peaks.push(limits::compute_peaks(Some(threads)).expect("peaks").into_values().fold(0.0, f64::max));
+                peaks.push(
+                    limits::compute_peaks(Some(threads)).expect("peaks").into_values().fold(0.0, f64::max),
+                );
                 let began = Instant::now();
                 let mut calls = 0;
                 while calls < 3 || began.elapsed() < Duration::from_millis(if quick { 20 } else { 200 }) {

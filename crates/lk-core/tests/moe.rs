@@ -89,7 +89,10 @@ fn router_weight_on_the_input() {
     let engine = engine(2, 1, None);
     for dtype in [Dtype::F32, Dtype::Bf16] {
         for num_tokens in [1, 33] {
-            check(&engine, &Case { top_k: 1, router_weight_on_input: true, dtype, num_tokens, ..Case::default() });
+            check(
+                &engine,
+                &Case { top_k: 1, router_weight_on_input: true, dtype, num_tokens, ..Case::default() },
+            );
         }
     }
 }

@@ -79,7 +79,8 @@ impl PyEngine {
             let entry = PyDict::new(py);
             entry.set_item("node", node.node.0)?;
             entry.set_item("workers", node.workers.len())?;
-            let cpus: Vec<Vec<u32>> = node.workers.iter().map(|w| w.cpus.iter().map(|c| c.0).collect()).collect();
+            let cpus: Vec<Vec<u32>> =
+                node.workers.iter().map(|w| w.cpus.iter().map(|c| c.0).collect()).collect();
             entry.set_item("cpus", cpus)?;
             nodes.push(entry);
         }
@@ -120,7 +121,11 @@ impl PyEngine {
         let spec = LayerSpec {
             format: weight_format(&name, format, group_size)?,
             activation: Activation::parse(
-                &if gated { activation.to_owned() } else { format!("{}_no_mul", activation.trim_end_matches("_no_mul")) },
+                &if gated {
+                    activation.to_owned()
+                } else {
+                    format!("{}_no_mul", activation.trim_end_matches("_no_mul"))
+                },
                 ActivationParams { limit, alpha, beta, linear_beta },
             )?,
             name,

@@ -5,7 +5,12 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 create_exception!(lvllm._lk, LkError, PyRuntimeError, "An error of the native engine.");
-create_exception!(lvllm._lk, UnsupportedFormatError, LkError, "A weight format that the engine does not compute.");
+create_exception!(
+    lvllm._lk,
+    UnsupportedFormatError,
+    LkError,
+    "A weight format that the engine does not compute."
+);
 
 /// Bridges the orphan rule between `lk_core::Error` and `PyErr`.
 pub(crate) struct PyLkError(lk_core::Error);

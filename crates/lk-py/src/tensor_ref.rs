@@ -27,8 +27,9 @@ impl PyTensorRef {
         shape: Vec<usize>,
         owner: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
-        let parsed = Dtype::parse(dtype)
-            .ok_or_else(|| PyValueError::new_err(format!("dtype {dtype} is not one that the engine knows")))?;
+        let parsed = Dtype::parse(dtype).ok_or_else(|| {
+            PyValueError::new_err(format!("dtype {dtype} is not one that the engine knows"))
+        })?;
         let expected = shape.iter().try_fold(parsed.bytes(), |n, &d| n.checked_mul(d));
         if expected != Some(nbytes) {
             return Err(PyValueError::new_err(format!("{dtype} of shape {shape:?} is not {nbytes} bytes")));

@@ -151,7 +151,8 @@ impl Step<'_> {
                     }
                     for (r, pair) in block.clone().enumerate() {
                         let to = self.routing.tokens[pair] as usize * width + i * PANEL;
-                        let weight = if self.weights.weight_on_input { 1.0 } else { self.routing.weights[pair] };
+                        let weight =
+                            if self.weights.weight_on_input { 1.0 } else { self.routing.weights[pair] };
                         self.ops.axpy(weight, &tile[r * PANEL..(r + 1) * PANEL], &mut acc[to..to + PANEL]);
                     }
                 }

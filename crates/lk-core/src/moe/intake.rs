@@ -305,9 +305,13 @@ impl OwnedTensor {
 
 /// Pseudo-random tensors of one expert: uniform, scaled by one over the square root of the width that they reduce.
 pub(super) fn dummy_expert(spec: &LayerSpec, seed: u64) -> Result<Vec<(&'static str, OwnedTensor)>> {
-    let (rows, hidden, inner) = (spec.w13_shards() * spec.intermediate_size, spec.hidden_size, spec.intermediate_size);
+    let (rows, hidden, inner) =
+        (spec.w13_shards() * spec.intermediate_size, spec.hidden_size, spec.intermediate_size);
     let Some(dtype) = spec.tensor_dtype() else {
-        return Err(Error::UnsupportedFormat(format!("{}: no dummy weights in format {}", spec.name, spec.format)));
+        return Err(Error::UnsupportedFormat(format!(
+            "{}: no dummy weights in format {}",
+            spec.name, spec.format
+        )));
     };
     let mut tensors = vec![
         ("w13_weight", random_tensor(dtype, &[rows, hidden], hidden, seed)),

@@ -67,7 +67,15 @@ impl Layer {
             nodes,
         };
         let loaded = Mutex::new(vec![false; spec.num_experts]);
-        Ok(Self { spec, engine, weights, rule, loaded, sealed: AtomicBool::new(false), stats: LayerStats::default() })
+        Ok(Self {
+            spec,
+            engine,
+            weights,
+            rule,
+            loaded,
+            sealed: AtomicBool::new(false),
+            stats: LayerStats::default(),
+        })
     }
 
     /// What the layer is.
@@ -201,7 +209,13 @@ impl Layer {
         Ok(())
     }
 
-    fn step(&self, input: &StepInput<'_>, num_tokens: usize, out: &mut [u8], scratch: &mut Scratch) -> Result<usize> {
+    fn step(
+        &self,
+        input: &StepInput<'_>,
+        num_tokens: usize,
+        out: &mut [u8],
+        scratch: &mut Scratch,
+    ) -> Result<usize> {
         let spec = &self.spec;
         scratch.routing.build(
             input.topk_ids,
@@ -219,7 +233,8 @@ impl Layer {
         // The converted rows are written before the job and only read in it, like everything else of the scratch but
         // its shared parts.
         let mut operands = std::mem::take(&mut scratch.operands);
-        let (x_f32, x_bf16) = self.operands(input.hidden_states, num_tokens, &mut operands, &scratch.routing)?;
+        let (x_f32, x_bf16) =
+            self.operands(input.hidden_states, num_tokens, &mut operands, &scratch.routing)?;
         let step = Step {
             weights: &self.weights,
             ops: self.engine.ops(),

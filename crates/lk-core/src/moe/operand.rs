@@ -57,7 +57,13 @@ pub(super) fn prepare<'a>(
         let stride = spec.hidden_size * spec.dtype.bytes();
         // SAFETY: `hidden_states` holds `num_tokens` rows of `hidden_size` elements and is borrowed for 'a.
         let rows = unsafe {
-            Rows::from_raw(request.hidden_states.as_ptr(), operand, request.num_tokens, spec.hidden_size, stride)
+            Rows::from_raw(
+                request.hidden_states.as_ptr(),
+                operand,
+                request.num_tokens,
+                spec.hidden_size,
+                stride,
+            )
         };
         XRows { rows, by_pair: false }
     };
@@ -124,7 +130,8 @@ fn convert<'a, T: OperandElement>(
             tail.fill(T::default());
             if spec.dtype == T::DTYPE && !spec.router_weight_on_input {
                 // SAFETY: plain numbers may be written as bytes.
-                let bytes = unsafe { std::slice::from_raw_parts_mut(body.as_mut_ptr().cast(), size_of_val(body)) };
+                let bytes =
+                    unsafe { std::slice::from_raw_parts_mut(body.as_mut_ptr().cast(), size_of_val(body)) };
                 bytes.copy_from_slice(from);
                 continue;
             }
@@ -135,7 +142,8 @@ fn convert<'a, T: OperandElement>(
                     ops.scale(routing.weights[row], wide);
                 }
                 // SAFETY: plain numbers may be written as bytes.
-                let bytes = unsafe { std::slice::from_raw_parts_mut(to.as_mut_ptr().cast(), size_of_val(to)) };
+                let bytes =
+                    unsafe { std::slice::from_raw_parts_mut(to.as_mut_ptr().cast(), size_of_val(to)) };
                 store(ops, T::DTYPE, &[wide], bytes);
             }
         }
@@ -156,7 +164,9 @@ fn widen(ops: &VecOps, dtype: Dtype, from: &[u8], to: &mut [f32]) {
     // SAFETY: u16 has no invalid values.
     let (head, halves, _) = unsafe { from.align_to::<u16>() };
     match dtype {
-        Dtype::F32 => to.iter_mut().zip(from.as_chunks::<4>().0).for_each(|(t, f)| *t = f32::from_ne_bytes(*f)),
+        Dtype::F32 => {
+            to.iter_mut().zip(from.as_chunks::<4>().0).for_each(|(t, f)| *t = f32::from_ne_bytes(*f))
+        }
         Dtype::Bf16 if head.is_empty() => ops.bf16_to_f32(halves, to),
         Dtype::F16 if head.is_empty() => ops.f16_to_f32(halves, to),
         Dtype::Bf16 => to

@@ -28,14 +28,21 @@ pub struct ReferenceLayer {
 impl ReferenceLayer {
     /// Output `[T, hidden_size]` for `hidden_states` `[T, hidden_size]`, ids and weights `[T, top_k]`; ids of -1 are
     /// skipped.
-    pub fn forward(&self, hidden_states: &[f32], topk_ids: &[i32], topk_weights: &[f32], top_k: usize) -> Vec<f64> {
+    pub fn forward(
+        &self,
+        hidden_states: &[f32],
+        topk_ids: &[i32],
+        topk_weights: &[f32],
+        top_k: usize,
+    ) -> Vec<f64> {
         let width = self.hidden_size;
         let mut out = vec![0.0; hidden_states.len()];
         for (t, x) in hidden_states.chunks_exact(width).enumerate() {
             for j in 0..top_k {
                 let Ok(expert) = usize::try_from(topk_ids[t * top_k + j]) else { continue };
                 let weight = f64::from(topk_weights[t * top_k + j]);
-                let (on_input, on_output) = if self.router_weight_on_input { (weight, 1.0) } else { (1.0, weight) };
+                let (on_input, on_output) =
+                    if self.router_weight_on_input { (weight, 1.0) } else { (1.0, weight) };
                 let y = self.expert(expert, x, on_input);
                 out[t * width..(t + 1) * width].iter_mut().zip(y).for_each(|(o, y)| *o += on_output * y);
             }

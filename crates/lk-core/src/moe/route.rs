@@ -52,7 +52,9 @@ impl Routing {
         self.counts.clear();
         self.counts.resize(num_experts, 0);
         for (i, &id) in topk_ids.iter().enumerate() {
-            if let Some(e) = local_expert(id, num_experts, expert_map).map_err(|m| out_of_range(i, top_k, m))? {
+            if let Some(e) =
+                local_expert(id, num_experts, expert_map).map_err(|m| out_of_range(i, top_k, m))?
+            {
                 self.counts[e] += 1;
             }
         }

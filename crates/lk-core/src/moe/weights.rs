@@ -41,8 +41,8 @@ impl Slot {
     /// Offset of a part that there is not.
     pub(super) const NONE: usize = usize::MAX;
 
-    const EMPTY: Self =
-        Self { slice: Self::NONE,
+    const EMPTY: Self = Self {
+        slice: Self::NONE,
         start: 0,
         w13: Self::NONE,
         w2: Self::NONE,
@@ -65,7 +65,11 @@ pub(crate) struct NodeWeights {
 
 impl NodeWeights {
     /// Lays out the experts of `spec` that the node holds, in ascending order, each 64-byte aligned.
-    pub(super) fn plan(spec: &LayerSpec, rule: &ShardRule, node: usize) -> Result<(Vec<Slice>, Vec<Slot>, usize)> {
+    pub(super) fn plan(
+        spec: &LayerSpec,
+        rule: &ShardRule,
+        node: usize,
+    ) -> Result<(Vec<Slice>, Vec<Slot>, usize)> {
         let mut slices: Vec<Slice> = Vec::new();
         let mut slots = Vec::with_capacity(spec.num_experts);
         let mut end = 0usize;
@@ -90,7 +94,9 @@ impl NodeWeights {
                 slices.len() - 1
             });
             let Slice { w13, w2, .. } = &slices[slice];
-            let bias = |wanted: bool, n: usize| if wanted { n.next_multiple_of(PANEL) * size_of::<f32>() } else { 0 };
+            let bias = |wanted: bool, n: usize| {
+                if wanted { n.next_multiple_of(PANEL) * size_of::<f32>() } else { 0 }
+            };
             let gate_bias = bias(spec.w13_bias, range.len());
             let up_bias = bias(spec.w13_bias && spec.w13_shards() == 2, range.len());
             let w2_bias = bias(spec.w2_bias && rule.owns_w2_bias(expert, node), spec.hidden_size);
@@ -98,7 +104,15 @@ impl NodeWeights {
             let (gate_bias, up_bias, w2_bias) = (optional(gate_bias), optional(up_bias), optional(w2_bias));
             let w13_at = take(w13.bytes() * spec.w13_shards());
             let w2_at = take(w2.bytes());
-            slots.push(Slot { slice, start: range.start, w13: w13_at, w2: w2_at, gate_bias, up_bias, w2_bias });
+            slots.push(Slot {
+                slice,
+                start: range.start,
+                w13: w13_at,
+                w2: w2_at,
+                gate_bias,
+                up_bias,
+                w2_bias,
+            });
         }
         Ok((slices, slots, end))
     }
@@ -147,7 +161,8 @@ impl NodeWeights {
     }
 
     fn bias(&self, at: usize, panel: usize) -> Option<&[u8]> {
-        (at != Slot::NONE).then(|| self.panel(at + panel * PANEL * size_of::<f32>(), PANEL * size_of::<f32>()))
+        (at != Slot::NONE)
+            .then(|| self.panel(at + panel * PANEL * size_of::<f32>(), PANEL * size_of::<f32>()))
     }
 
     pub(super) fn gate_bias(&self, slot: &Slot, unit: usize) -> Option<&[u8]> {

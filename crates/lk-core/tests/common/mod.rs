@@ -195,7 +195,8 @@ impl Case {
         for t in 0..self.num_tokens {
             ids.extend((0..self.top_k).map(|j| ((t * 7 + j * (t % 3 + 1)) % self.num_experts) as i32));
         }
-        let weights = random(7, ids.len()).into_iter().map(|w| (w + 1.5) / (2.0 * self.top_k as f32)).collect();
+        let weights =
+            random(7, ids.len()).into_iter().map(|w| (w + 1.5) / (2.0 * self.top_k as f32)).collect();
         (ids, weights)
     }
 
