@@ -12,8 +12,13 @@ VLLM     ?= 0.32.0
 VLLM_OLD ?= 0.30.0
 # auto: the CUDA build of vLLM where a GPU is found, else the CPU build. The tests always take the CPU build.
 PLATFORM ?= auto
-# Downloads that outlive `make clean`.
-CACHE    := $(or $(LVLLM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lvllm)
+# Downloads that outlive `make clean`. The variable goes no further than this file: in a server's environment a name
+# that begins with LVLLM_ is a setting, and an unknown one is an error. CACHE itself reaches make within make.
+CACHE    ?= $(or $(LVLLM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lvllm)
+PIP_CACHE_DIR ?= $(if $(LVLLM_CACHE),$(CACHE)/pip)
+export CACHE
+$(if $(PIP_CACHE_DIR),$(eval export PIP_CACHE_DIR))
+unexport LVLLM_CACHE
 
 # A GPU machine keeps the CPU build of the tests apart from the CUDA build of the demo.
 GPUS  := $(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU')
@@ -45,10 +50,10 @@ build-env: deps
 	  tools/requirements-build.txt
 
 env: deps ## .venv: stock vLLM (VLLM=0.32.0, PLATFORM=auto|cpu|cuda)
-	@"$(PY)" tools/setup_env.py --venv $(VENV) --vllm $(VLLM) --platform $(PLATFORM)
+	@"$(PY)" tools/setup_env.py --venv $(VENV) --vllm $(VLLM) --platform $(PLATFORM) --cache "$(CACHE)"
 
 env-old: deps
-	@"$(PY)" tools/setup_env.py --venv $(OLD) --vllm $(VLLM_OLD) --platform cpu
+	@"$(PY)" tools/setup_env.py --venv $(OLD) --vllm $(VLLM_OLD) --platform cpu --cache "$(CACHE)"
 
 # --- product ----------------------------------------------------------------------------------------------------------
 
@@ -83,7 +88,7 @@ test-all: deps ## test, and the slow matrices and the oldest supported vLLM
 	  test-vllm-old bench-quick
 
 # The golden generators are kept as they were when the goldens were made.
-LINTED := python tools tests --extend-exclude tests/golden
+LINTED := python tools tests benches --extend-exclude tests/golden
 lint: build-env ## rustfmt, clippy, ruff, mypy
 	@cargo fmt --version >/dev/null 2>&1 || { echo "lint: cargo fmt is missing: rustup component add rustfmt" >&2; exit 1; }
 	cargo clippy --version >/dev/null 2>&1 || { echo "lint: cargo clippy is missing: rustup component add clippy" >&2; exit 1; }

@@ -13,7 +13,8 @@ shift 3
 digest() {
   {
     printf '%s\n' "$command"
-    find "$@" -type f ! -path '*/__pycache__/*' ! -path '*/target/*' ! -name '*.so' -print0 2>/dev/null |
+    # A folder that does not exist yet has no files; find says so by its exit code.
+    { find "$@" -type f ! -path '*/__pycache__/*' ! -path '*/target/*' ! -name '*.so' -print0 2>/dev/null || true; } |
       sort -z | xargs -0 -r sha256sum
   } | sha256sum | cut -d' ' -f1
 }

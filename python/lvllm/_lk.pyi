@@ -1,8 +1,9 @@
 """Types of the native module. Sizes are bytes unless the name says otherwise."""
 
 from collections.abc import Sequence
+from typing import Any
 
-version: str
+__version__: str
 
 class LkError(RuntimeError):
     """The engine refuses or failed; the text names layer, format, sizes and a way out."""
@@ -24,13 +25,15 @@ class TensorRef:
 class LazyBuffer:
     """Page-aligned, zero-filled memory that the system commits page by page as it is written."""
 
-    data_ptr: int
-    nbytes: int
+    @property
+    def data_ptr(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
     def __init__(self, nbytes: int) -> None: ...
     def release(self, offset: int, nbytes: int) -> None:
         """Give the whole pages inside [offset, offset + nbytes) back; they read as zero afterwards."""
-    def resident_bytes(self) -> int:
-        """Bytes that are committed now."""
+    def resident_bytes(self) -> int | None:
+        """Bytes that are in memory now; None where the system does not say."""
 
 class Engine:
     """Worker threads and memory of one process. Not usable in a child forked after its construction."""
@@ -53,8 +56,8 @@ class Engine:
         power_saving: bool = False,
         step_timeout_s: float = 120.0,
     ) -> None: ...
-    def describe(self) -> dict[str, object]:
-        """isa: str, threads: int, notes: list[str], nodes: list of {node, workers, cpus}."""
+    def describe(self) -> dict[str, Any]:
+        """isa, threads, notes: list[str], nodes: list of {node, workers, cpus: a list per worker}."""
     def create_layer(
         self,
         name: str,
@@ -78,15 +81,19 @@ class Engine:
         group_size: int | None = None,
         max_tokens: int = 0,
     ) -> Layer: ...
-    def stats(self) -> dict[str, object]: ...
+    def stats(self) -> dict[str, Any]: ...
     def close(self) -> None: ...
 
 class Layer:
     """The routed experts of one MoE layer."""
 
-    name: str
-    bytes: int
-    bytes_per_node: list[int]
+    @property
+    def name(self) -> str: ...
+    @property
+    def bytes(self) -> int:
+        """Bytes of packed experts, padding included."""
+    @property
+    def bytes_per_node(self) -> list[int]: ...
     def load_expert(self, expert: int, tensors: dict[str, TensorRef]) -> None: ...
     def fill_dummy(self, seed: int) -> None: ...
     def seal(self) -> None: ...
@@ -99,10 +106,17 @@ class Layer:
         output: TensorRef,
         expert_map: TensorRef | None = None,
     ) -> None: ...
-    def kernels(self) -> dict[str, object]: ...
-    def stats(self) -> dict[str, object]: ...
+    def kernels(self) -> dict[str, Any]: ...
+    def stats(self) -> dict[str, Any]: ...
 
 def read_bandwidth(threads: int | None = None) -> float:
     """Sequential read rate of host memory in GB/s, measured now."""
 
-def cpu_features() -> list[str]: ...
+def cpu_features() -> list[str]:
+    """Instruction sets of this CPU that have kernels."""
+
+def compute_peaks(threads: int | None = None) -> dict[str, float]:
+    """Arithmetic peaks in GFLOP/s, measured now, by family."""
+
+def memory_limits() -> dict[str, Any]:
+    """Bytes: total, available, usable, cgroup_limit (or None), nodes {node: (total, usable)}."""

@@ -8,9 +8,11 @@ import resource
 from pathlib import Path
 from typing import Any
 
-from lvllm import envs, host, native
+from lvllm import envs, fit, host, native
 from lvllm.ranges import format_numbers
 
+_NVIDIA = Path("/proc/driver/nvidia/version")
+_FORMATS = ("bf16", "f16", "f32")
 _THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -50,29 +52,44 @@ def _vllm(warnings: list[str]) -> dict[str, Any]:
     return facts
 
 
+def _kernels(engine: Any, fmt: str) -> dict[str, str]:
+    """Kernel of w13 of a small layer, for one row and for many; "none" where a pinned family has none."""
+    sizes = {"num_experts": 2, "hidden_size": 256, "intermediate_size": 128, "top_k": 1}
+    try:
+        layer = engine.create_layer(f"doctor.{fmt}", format=fmt, dtype=fmt, **sizes)
+    except ValueError as error:
+        return {"1": "none", "many": f"none ({error})"}
+    layer.fill_dummy(0)
+    layer.seal()
+    names = layer.kernels()["w13"]
+    return {"1": names["1"], "many": names["many"]}
+
+
 def _engine(warnings: list[str], settings: envs.Settings, measure: bool) -> dict[str, Any]:
     try:
         module = native.load()
     except native.NativeModuleError as error:
         warnings.append(str(error))
         return {}
-    facts: dict[str, Any] = {"native": str(module.version), "cpu_features": list(module.cpu_features())}
+    available, source = fit.available_memory(settings)
+    limits = module.memory_limits()
+    facts: dict[str, Any] = {
+        "native": str(module.__version__),
+        "cpu_features": list(module.cpu_features()),
+        "memory": {
+            "available_bytes": available,
+            "source": source,
+            "nodes": {str(n): {"total_bytes": t, "free_bytes": f} for n, (t, f) in limits["nodes"].items()},
+        },
+    }
     try:
-        engine = module.Engine(
-            threads=settings.threads,
-            nodes=settings.numa_nodes,
-            binding=settings.thread_binding,
-            allowed_cpus=host.inherited_cpus(),
-            isa=settings.isa,
-            kernel=settings.kernel,
-            compute=settings.compute,
-            power_saving=settings.power_saving,
-        )
-    except module.LkError as error:
+        engine = module.Engine(**envs.engine_options(settings), allowed_cpus=host.inherited_cpus())
+    except (module.LkError, ValueError) as error:
         warnings.append(f"the engine does not start: {error}")
         return facts
     try:
         facts["engine"] = engine.describe()
+        facts["kernels"] = {fmt: _kernels(engine, fmt) for fmt in _FORMATS}
     finally:
         engine.close()
     warnings += [str(note) for note in facts["engine"].get("notes", [])]
@@ -92,19 +109,10 @@ def collect(*, measure: bool = True) -> dict[str, Any]:
         warnings.append(str(error))
         settings = envs.load(environ={})
         configuration = []
-    available, source = host.available_memory()
     memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     facts: dict[str, Any] = {
         "lvllm": None,
         "allowed_cpus": format_numbers(host.inherited_cpus()),
-        "memory": {
-            "available_bytes": available,
-            "source": source,
-            "nodes": {
-                str(n): {"total_bytes": t, "free_bytes": f}
-                for n, (t, f) in sorted(host.node_memory().items())
-            },
-        },
         "huge_pages": _huge_pages(),
         "memlock": "unlimited" if memlock == resource.RLIM_INFINITY else memlock,
         "vllm": _vllm(warnings),
@@ -119,7 +127,7 @@ def collect(*, measure: bool = True) -> dict[str, Any]:
         warnings.append(
             f"VLLM_PLUGINS={plugins!r} keeps this plugin out of vLLM: add lvllm to it, or unset it"
         )
-    if facts["memlock"] != "unlimited":
+    if facts["memlock"] != "unlimited" and _NVIDIA.exists():
         warnings.append(
             f"the limit of locked memory is {host.gb(memlock)}: staging buffers for a GPU need more; raise "
             "it with `ulimit -l unlimited`, or --ulimit memlock=-1 for a container"
@@ -134,7 +142,7 @@ def collect(*, measure: bool = True) -> dict[str, Any]:
 
 
 def _print(facts: dict[str, Any]) -> None:
-    memory, engine = facts["memory"], facts.get("engine", {})
+    memory, engine = facts.get("memory", {}), facts.get("engine", {})
     rows = [
         ("lvllm", facts["lvllm"]),
         ("vLLM", f"{facts['vllm']['version'] or 'not installed'} (supported: {facts['vllm']['supported']})"),
@@ -144,15 +152,18 @@ def _print(facts: dict[str, Any]) -> None:
         ("workers", f"{engine['threads']}" if engine else "unknown"),
     ]
     workers = {str(n["node"]): n for n in engine.get("nodes", [])}
-    for node, size in memory["nodes"].items():
+    for node, size in memory.get("nodes", {}).items():
         mine = workers.get(node)
-        who = f"{mine['workers']} workers on CPUs {format_numbers(mine['cpus'])}" if mine else "no workers"
+        who = f"{mine['workers']} workers on CPUs {host.worker_cpus(mine)}" if mine else "no workers"
         rows.append(
             (f"node {node}", f"{host.gb(size['free_bytes'])} free of {host.gb(size['total_bytes'])}, {who}")
         )
-    rows.append(("memory", f"{host.gb(memory['available_bytes'])} available ({memory['source']})"))
+    if memory:
+        rows.append(("memory", f"{host.gb(memory['available_bytes'])} available ({memory['source']})"))
     if "read_gb_per_s" in facts:
         rows.append(("read rate", f"{facts['read_gb_per_s']} GB/s, measured now with all workers"))
+    for fmt, names in facts.get("kernels", {}).items():
+        rows.append((f"kernels {fmt}", f"1 row: {names['1']}, many rows: {names['many']}"))
     rows.append(("huge pages", ", ".join(f"{k}: {v}" for k, v in facts["huge_pages"].items())))
     locked = facts["memlock"]
     rows.append(("locked memory", locked if locked == "unlimited" else host.gb(locked)))

@@ -201,10 +201,11 @@ class MoELayer:
         if given, else a new array of hidden_states' library. Nothing is copied; other Python threads run
         meanwhile.
         """
+        x = tensors.tensor_ref(hidden_states, "hidden_states", dtype=self.dtype)
         if output is None:
             output = tensors.empty_like(hidden_states)
         self.native.forward(
-            tensors.tensor_ref(hidden_states, "hidden_states", dtype=self.dtype),
+            x,
             tensors.tensor_ref(topk_ids, "topk_ids", dtype="i32"),
             tensors.tensor_ref(topk_weights, "topk_weights", dtype="f32"),
             tensors.tensor_ref(output, "output", dtype=self.dtype),

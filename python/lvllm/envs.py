@@ -8,7 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lvllm.flags import FALSE_WORDS, FLAGS, INHERITED_CPUS, NO_EFFECT, TRUE_WORDS, Flag
+from lvllm.flags import (
+    FALSE_WORDS,
+    FLAGS,
+    INHERITED_CPUS,
+    KERNEL_FAMILIES,
+    NO_EFFECT,
+    TRUE_WORDS,
+    UNBUILT_VALUES,
+    Flag,
+)
 from lvllm.ranges import LayerSpec
 
 SWITCH = FLAGS[0]
@@ -70,10 +79,10 @@ def _parse(flag: Flag, name: str, raw: object) -> Any:
         raise SettingError(f"{name}={raw!r} is not allowed{detail}; allowed: {flag.kind.allowed}") from None
 
 
-def _unknown(name: str, known: list[str]) -> SettingError:
+def _unknown(name: str, known: list[str], where: str = "") -> SettingError:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return SettingError(f"{name} is not a setting of lvllm{hint} `lvllm doctor` lists all settings.")
+    hint = f"; did you mean {near[0]}?" if near else "."
+    return SettingError(f"{where}{name} is not a setting of lvllm{hint} `lvllm doctor` lists all settings.")
 
 
 def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str], list[str]]:
@@ -116,7 +125,7 @@ def _from_config(section: object) -> dict[str, Any]:
         key = str(raw_key)
         flag = _BY_KEY.get(key.lower()) or _BY_NAME.get(key.upper())
         if flag is None:
-            raise _unknown(f"additional_config {CONFIG_SECTION}.{key}", list(_BY_KEY))
+            raise _unknown(key, list(_BY_KEY), where=f"additional_config {CONFIG_SECTION}.")
         if flag is SWITCH:
             raise SettingError(
                 f"{SWITCH.name} cannot be given in additional_config, since it decides whether lvllm is "
@@ -149,6 +158,29 @@ def load(section: object = None, environ: Mapping[str, str] | None = None) -> Se
             fields[flag.key] = flag.default
             origin[flag.key] = "default"
     return Settings(**fields, origin=origin, notices=tuple(notices))
+
+
+def unbuilt_values(settings: Settings) -> list[str]:
+    """Sentences about values that this build cannot serve."""
+    return [
+        f"{name}={value}: {reason}"
+        for (name, value), reason in UNBUILT_VALUES.items()
+        if getattr(settings, _BY_NAME[name].key) == value
+    ]
+
+
+def engine_options(settings: Settings) -> dict[str, Any]:
+    """The settings that are keyword arguments of the native Engine."""
+    return {
+        "threads": settings.threads,
+        "nodes": settings.numa_nodes,
+        "binding": settings.thread_binding,
+        "isa": settings.isa,
+        "kernel": KERNEL_FAMILIES.get(settings.kernel, settings.kernel) if settings.kernel else None,
+        "compute": settings.compute,
+        "power_saving": settings.power_saving,
+        "step_timeout_s": settings.step_timeout_s,
+    }
 
 
 def switch_is_on(environ: Mapping[str, str] | None = None) -> bool:

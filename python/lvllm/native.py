@@ -36,7 +36,7 @@ def version() -> str:
     try:
         return importlib.metadata.version("lvllm")
     except importlib.metadata.PackageNotFoundError:
-        return str(load().version)
+        return str(load().__version__)
 
 
 def __getattr__(name: str) -> Any:

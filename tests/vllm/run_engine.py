@@ -2,9 +2,9 @@
 
     python run_engine.py '{"model": DIR, "out": FILE, "engine": {...}, "actions": [...]}'
 
-actions: "generate" (greedy over PROMPTS), "reload" (reload_weights, then generate again), "modules" (which
-modules of vLLM and of ours are loaded), "placement" (the accounting of the worker). Each one's result lands
-under its name; a repeated action becomes a list.
+actions: "generate" (greedy over PROMPTS), "reload" (reload_weights, then generate again), "load_real" (the
+same after a start with dummy weights), "modules" (which modules of vLLM and of ours are loaded), "placement"
+(the accounting of the worker). Each one's result lands under its name; a repeated action becomes a list.
 """
 
 from __future__ import annotations
@@ -78,6 +78,10 @@ def main() -> None:
         if action == "generate":
             value: Any = generate(llm)
         elif action == "reload":
+            llm.collective_rpc("reload_weights")
+            value = generate(llm)
+        elif action == "load_real":
+            llm.collective_rpc("update_config", args=({"load_config": {"load_format": "auto"}},))
             llm.collective_rpc("reload_weights")
             value = generate(llm)
         elif action == "placement":

@@ -12,19 +12,26 @@ from collections import Counter
 
 from tokenizer import turns
 
-_NOUNS = (
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+_NOUNS = _words(
     "king queen prince princess boy girl man woman child children fox wolf bear lion dog cat horse"
     " bird rabbit mouse frog snake fish giant witch fairy dragon wizard soldier sailor captain"
     " pirate doctor father mother brother sister uncle aunt ship island sea river forest garden"
     " castle house mountain winter summer ring sword treasure gold letter tree train school"
-).split()
+)
 _PLURAL = {f"{noun}s": noun for noun in _NOUNS} | {"wolves": "wolf", "mice": "mouse"}
 _COMMON = frozenset(
-    "I The A An And But Or If So Then There They He She It We You His Her My Your Its Their Our"
-    " This That These Those What When Where Why Who How Yes No Oh Ah Well Now Not For In On At"
-    " To Of As With From By Mr Mrs Miss Sir Dr God One Two All Some Let Do Did Is Are Was Were"
-    " Have Has Had Will Would Shall Should Can Could May Might Must Come Go Here Once Still Just"
-    " Even After Before While Nothing Never Perhaps Only Indeed Good".split()
+    _words(
+        "I The A An And But Or If So Then There They He She It We You His Her My Your Its Their Our"
+        " This That These Those What When Where Why Who How Yes No Oh Ah Well Now Not For In On At"
+        " To Of As With From By Mr Mrs Miss Sir Dr God One Two All Some Let Do Did Is Are Was Were"
+        " Have Has Had Will Would Shall Should Can Could May Might Must Come Go Here Once Still Just"
+        " Even After Before While Nothing Never Perhaps Only Indeed Good"
+    )
 )
 _STORY = (
     "Tell me a story about {}.", "Tell me a story about {}", "tell me a story about {}",
@@ -75,9 +82,7 @@ def passage(paragraphs: list[str], start: int, low: int, high: int) -> int:
 def subject(text: str, rng: random.Random) -> str | None:
     """A name or noun that occurs at least twice in `text`, as it would stand in a request."""
     names = Counter(re.findall(r"(?<=[a-z,] )(?:[A-Z][a-z]{2,}(?: [A-Z][a-z]{2,})?)", text))
-    candidates = [
-        name for name, n in names.items() if n >= 2 and name.split()[0] not in _COMMON
-    ]
+    candidates = [name for name, n in names.items() if n >= 2 and name.split()[0] not in _COMMON]
     words = Counter(_PLURAL.get(word, word) for word in re.findall(r"[a-z]+", text.lower()))
     for noun in _NOUNS:
         if words[noun] >= 2:
@@ -121,9 +126,7 @@ def _excerpt(rng: random.Random, title: str, paragraphs: list[str]) -> str:
     return turns(*messages)
 
 
-def conversations(
-    sections: list[tuple[str, list[str]]], characters: int, rng: random.Random
-) -> list[str]:
+def conversations(sections: list[tuple[str, list[str]]], characters: int, rng: random.Random) -> list[str]:
     """Rendered conversations of about `characters` in all, from sections drawn by length^0.5
     (short tales, which have an ending, come up more often than their share)."""
     weights = [sum(map(len, paragraphs)) ** 0.5 for _, paragraphs in sections]

@@ -31,19 +31,22 @@ _FRONT_MATTER = re.compile(
 )
 _PUNCTUATION = str.maketrans(
     {
-        "‘": "'", "’": "'", "‛": "'", "`": "'", "“": '"', "”": '"', "„": '"',
-        "–": "-", "‐": "-", "‑": "-", "−": "-", "—": "--", "―": "--", "⸺": "--", "⸻": "--",
-        "…": "...", " ": " ", " ": " ", " ": " ", "⁠": None, "​": None,
-        "‍": None, "﻿": None, "­": None,
+        **dict.fromkeys("\u2018\u2019\u201b`", "'"),
+        **dict.fromkeys("\u201c\u201d\u201e", '"'),
+        **dict.fromkeys("\u2010\u2011\u2013\u2212", "-"),
+        **dict.fromkeys("\u2014\u2015\u2e3a\u2e3b", "--"),
+        "\u2026": "...",
+        # Joiners, zero-width spaces, byte order mark, soft hyphen.
+        **dict.fromkeys("\u2060\u200b\u200d\ufeff\u00ad", None),
     }
-)  # fmt: skip
-_SMALL_WORDS = frozenset("a an and as at but by for from in into of on or the to with".split())
+)
+_SMALL_WORDS = frozenset("a an and as at but by for from in into of on or the to with".split())  # noqa: SIM905
 
 
 def normalise(text: str) -> str:
     """ASCII punctuation, composed letters, single spaces."""
     text = unicodedata.normalize("NFC", text).translate(_PUNCTUATION)
-    text = re.sub(r"[ \t]+", " ", text)
+    text = re.sub(r"[^\S\n]+", " ", text)
     return re.sub(r" *-- *", "--", text).strip()
 
 

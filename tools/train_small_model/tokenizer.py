@@ -54,6 +54,4 @@ def write(tokenizer: Tokenizer, out: Path, max_length: int) -> None:
 def turns(*messages: str) -> str:
     """`messages` of user and assistant, alternating, as the chat template renders them."""
     roles = ("user", "assistant")
-    return "".join(
-        f"{TURN_START}{roles[i % 2]}\n{text}{TURN_END}\n" for i, text in enumerate(messages)
-    )
+    return "".join(f"{TURN_START}{roles[i % 2]}\n{text}{TURN_END}\n" for i, text in enumerate(messages))

@@ -106,7 +106,7 @@ class Trainer:
             for _ in range(2):
                 self.loss(compiled, self.batches.draw(self.batch, self.generator))[0].backward()
             self.call = compiled
-        except Exception as error:  # noqa: BLE001: any failure of the compiler means eager
+        except Exception as error:  # whatever fails in the compiler, eager works
             print(f"torch.compile failed, running eagerly: {error}", flush=True)
         self.optimiser.zero_grad(set_to_none=True)
 

@@ -14,7 +14,7 @@ use lk_core::kernel::Activation;
 use lk_core::moe::{Layer, LayerSpec, StepInput};
 use lk_core::{Dtype, limits};
 
-/// Name, hidden_size, intermediate_size, num_experts, top_k.
+/// Name, `hidden_size`, `intermediate_size`, `num_experts`, `top_k`.
 const SHAPES: [(&str, usize, usize, usize, usize); 3] = [
     ("qwen3-30b-a3b", 2048, 768, 128, 8),
     ("gpt-oss-20b", 2880, 2880, 32, 4),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::fault::{ArmedFault, Fault, strike};
 use crate::format::WeightFormat;
 use crate::kernel::{Family, KernelSet, VecOps};
-use crate::mem::{MemBinder, SyscallBinder};
+use crate::mem::{MemBinder, NullBinder, SyscallBinder};
 use crate::moe::weights::NodeWeights;
 use crate::moe::{Layer, LayerSpec, Scratch};
 use crate::pool::{Pool, PoolOptions, StuckHandler, Worker};
@@ -78,7 +78,8 @@ pub(crate) struct Shared {
     cpu: Cpu,
     ops: &'static VecOps,
     family: Option<Family>,
-    binder: SyscallBinder,
+    /// None with one node, where every page is local.
+    binder: Option<SyscallBinder>,
     scratch: Mutex<Scratch>,
     sets: Mutex<HashMap<SetKey, KernelSet>>,
     step_timeout: Duration,
@@ -104,7 +105,10 @@ impl Shared {
     }
 
     pub(crate) fn binder(&self) -> &dyn MemBinder {
-        &self.binder
+        match &self.binder {
+            Some(binder) => binder,
+            None => &NullBinder,
+        }
     }
 
     pub(crate) fn ops(&self) -> &'static VecOps {
@@ -151,8 +155,9 @@ impl Shared {
             }
             let mut set = KernelSet::build(spec.format, self.cpu, spec.dtype)
                 .map_err(|e| Error::UnsupportedFormat(format!("{}: {e}", spec.name)))?;
-            if let Some(family) = self.family {
-                set.pin(family)?;
+            match self.family {
+                Some(family) => set.pin(family)?,
+                None => set.measure(n, k)?,
             }
             sets.insert(key, set.clone());
             Ok(set)
@@ -222,6 +227,7 @@ impl Engine {
         let pool = Pool::new(&plan, &pool_options)?;
         let mut notes = plan.notes.clone();
         notes.extend(pool.notes().iter().cloned());
+        let binder = (plan.nodes.len() > 1).then(SyscallBinder::new);
         let workers: Vec<_> = plan.nodes.iter().map(|n| n.workers.len()).collect();
         Ok(Arc::new(Self(Arc::new(Shared {
             ops: VecOps::get(cpu),
@@ -229,7 +235,7 @@ impl Engine {
             pool,
             cpu,
             family,
-            binder: SyscallBinder::new(),
+            binder,
             scratch: Mutex::new(Scratch::new(&workers)),
             sets: Mutex::new(HashMap::new()),
             step_timeout: options.step_timeout,
@@ -263,7 +269,7 @@ impl Engine {
     /// Clamps, fall-backs and refusals that the user should read once.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = self.0.notes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
-        notes.extend(self.0.binder.note());
+        notes.extend(self.0.binder.as_ref().and_then(SyscallBinder::note));
         notes
     }
 

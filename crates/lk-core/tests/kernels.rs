@@ -208,3 +208,35 @@ fn a_forced_level_uses_nothing_above_it() {
         }
     }
 }
+
+#[test]
+fn measuring_chooses_a_candidate_for_every_row_count() {
+    let cpu = Cpu::detect();
+    for format in [WeightFormat::BF16, WeightFormat::MXFP4] {
+        let mut set = KernelSet::build(format, cpu, Dtype::Bf16).unwrap();
+        set.measure(96, 192).unwrap();
+        let names: Vec<_> = set.kernels().iter().map(|k| k.name().to_owned()).collect();
+        for m in [1, 2, 3, 7, 16, 17, 1000] {
+            assert!(names.iter().any(|n| n == set.select(m).name()));
+        }
+        for family in Family::ALL {
+            match set.pin(family) {
+                Ok(()) => assert!([1, 5, 99].iter().all(|&m| set.select(m).family() == family)),
+                Err(e) => assert!(e.to_string().contains(family.name()), "{e}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn limits_are_measured_for_every_family_of_this_cpu() {
+    let read = lk_core::limits::read_bandwidth_over(Some(1), 64 << 20, 1).unwrap();
+    assert!(read > 0.1 && read < 10_000.0, "{read} GB/s");
+    let peaks = lk_core::limits::compute_peaks(Some(1)).unwrap();
+    println!("{peaks:?}");
+    for kernel in KernelSet::all(WeightFormat::BF16, Cpu::detect()) {
+        let peak = peaks.get(kernel.family().name()).copied().unwrap_or_default();
+        assert!(peak > 0.1 && peak < 1e6, "{}: {peak} GFLOP/s", kernel.name());
+    }
+    assert!(!lk_core::limits::cpu_features().is_empty());
+}

@@ -265,46 +265,75 @@ fn pools_are_independent() {
     }
 }
 
+/// Runs `body` on a new thread that is bound to `cpu`.
+fn on_cpu(cpu: u32, body: impl FnOnce() + Send) {
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            bind_current_thread(cpu);
+            body();
+            assert_eq!(allowed_cpus(), [cpu], "the caller's mask was changed");
+        });
+    });
+}
+
 #[test]
 fn workers_are_bound_and_the_caller_is_not() {
     let before = allowed_cpus();
     let plan = plan(&[2, 2]);
     let pool = Pool::new(&plan, &PoolOptions::default()).unwrap();
     assert!(pool.notes().is_empty(), "{:?}", pool.notes());
-    for _ in 0..20 {
+    pool.run(&|worker| {
+        let name = thread::current().name().unwrap_or_default().to_owned();
+        if worker.index == 0 {
+            assert_eq!(allowed_cpus(), before);
+            assert!(!name.starts_with("lk-"));
+        } else {
+            assert_eq!(name, format!("lk-{}-{}", worker.node, worker.index_in_node));
+        }
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(allowed_cpus(), before);
+    // On the CPU of slot 0 the caller is in nobody's way.
+    on_cpu(plan.nodes[0].workers[0].cpus[0].0, || {
         pool.run(&|worker| {
             let slot = &plan.nodes[worker.node].workers[worker.index_in_node];
-            let name = thread::current().name().unwrap_or_default().to_owned();
-            if worker.index == 0 {
-                assert_eq!(allowed_cpus(), before);
-                assert!(!name.starts_with("lk-"));
-            } else {
-                assert_eq!(allowed_cpus(), slot.cpus.iter().map(|cpu| cpu.0).collect::<Vec<_>>());
-                assert_eq!(name, format!("lk-{}-{}", worker.node, worker.index_in_node));
-            }
+            assert_eq!(allowed_cpus(), slot.cpus.iter().map(|cpu| cpu.0).collect::<Vec<_>>());
             Ok(())
         })
         .unwrap();
-        assert_eq!(allowed_cpus(), before);
-    }
+    });
 }
 
 #[test]
-fn callers_may_be_bound_anywhere() {
-    let pool = pool(&[2], 20);
+fn caller_and_worker_do_not_share_a_cpu() {
     let cpus = allowed_cpus();
-    thread::scope(|scope| {
-        for cpu in cpus {
-            let pool = &pool;
-            scope.spawn(move || {
-                bind_current_thread(cpu);
-                for _ in 0..200 {
-                    pool.run(&|worker| Ok(worker.node_barrier()?)).unwrap();
-                }
-                assert_eq!(allowed_cpus(), [cpu]);
-            });
-        }
-    });
+    if cpus.len() < 2 {
+        // One CPU is every worker's.
+        return;
+    }
+    let plan = WorkerPlan {
+        nodes: vec![NodePlan {
+            node: NodeId(0),
+            workers: cpus.iter().map(|&cpu| WorkerSlot { cpus: vec![CpuId(cpu)] }).collect(),
+        }],
+        notes: Vec::new(),
+    };
+    let pool = Pool::new(&plan, &PoolOptions::default()).unwrap();
+    for &cpu in cpus.iter().rev().chain(&cpus) {
+        on_cpu(cpu, || {
+            for _ in 0..20 {
+                let taken: Vec<AtomicUsize> = cpus.iter().map(|_| AtomicUsize::new(0)).collect();
+                pool.run(&|worker| {
+                    let [own] = allowed_cpus()[..] else { panic!("worker {} is not bound", worker.index) };
+                    taken[cpus.iter().position(|&cpu| cpu == own).unwrap()].fetch_add(1, Ordering::Relaxed);
+                    Ok(())
+                })
+                .unwrap();
+                assert!(taken.iter().all(|n| n.load(Ordering::Relaxed) == 1), "{taken:?}");
+            }
+        });
+    }
 }
 
 #[test]

@@ -98,6 +98,7 @@ impl PyEngine {
     #[pyo3(signature = (name, *, format, num_experts, hidden_size, intermediate_size, top_k, dtype, activation = "silu",
         limit = None, alpha = None, beta = None, linear_beta = None, gated = true, interleaved = false, w13_bias = false,
         w2_bias = false, router_weight_on_input = false, group_size = None, max_tokens = 0))]
+    #[expect(clippy::fn_params_excessive_bools, reason = "keyword arguments of a Python call")]
     fn create_layer(
         &self,
         py: Python<'_>,

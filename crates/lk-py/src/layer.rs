@@ -124,6 +124,11 @@ impl PyLayer {
         self.0.bytes_per_node()
     }
 
+    /// Share of a sample of the packed pages that lies on the node that computes them; None where it can't be told.
+    fn local_share(&self, py: Python<'_>) -> Option<f64> {
+        py.detach(|| self.0.locality().local_share())
+    }
+
     /// Name of the layer.
     #[getter]
     fn name(&self) -> &str {

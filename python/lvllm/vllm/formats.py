@@ -96,20 +96,12 @@ def layer_options(layer: RoutedExperts, fmt: WeightFormat, max_tokens: int) -> d
     limit = layer.swiglu_limit if layer.swiglu_limit is not None else config.swiglu_limit
     alpha = layer.swiglu_alpha if layer.swiglu_alpha is not None else config.swiglu_alpha
     beta = layer.swiglu_beta if layer.swiglu_beta is not None else config.swiglu_beta
-    if activation in ("swigluoai", "swigluoai_uninterleave"):
-        # vLLM's kernels fall back to gpt-oss's constants: alpha 1.702, clamp 7, up + 1.
+    # Constants that the model leaves open (gpt-oss's alpha 1.702 and clamp 7) are the engine's defaults.
+    options["activation"] = activation.removesuffix("_no_mul")
+    options |= {"limit": limit, "alpha": alpha, "beta": beta}
+    if activation == "situ":
         options |= {
-            "activation": "swigluoai",
-            "limit": 7.0 if limit is None else limit,
-            "alpha": 1.702 if alpha is None else alpha,
-            "beta": 1.0 if beta is None else beta,
-        }
-    elif activation == "situ":
-        options |= {
-            "activation": "situ",
             "beta": config.activation_situ_beta,
             "linear_beta": config.activation_situ_linear_beta,
         }
-    else:
-        options |= {"activation": activation.removesuffix("_no_mul"), "limit": limit}
     return options

@@ -25,7 +25,19 @@ if TYPE_CHECKING:
 
     from lvllm import _lk
 
+DEVICES = ("cpu",)
+"""Device types of hidden_states that this build can take tokens from."""
+
 _LIBRARY = Library("lvllm", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+def no_handover(device: str) -> str:
+    """Why tokens on `device` cannot be computed here, and the way out."""
+    return (
+        f"the hand-over of tokens from {device} to the CPU engine (pinned slots and flag kernels) is not "
+        "part of this build, which serves vLLM's CPU platform. Unset LVLLM_MOE_NUMA_ENABLED to serve with "
+        "stock vLLM."
+    )
 
 
 def _ref(tensor: torch.Tensor) -> _lk.TensorRef:
@@ -86,12 +98,8 @@ def apply(
     layer: RoutedExperts, hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
 ) -> torch.Tensor:
     """Routed experts of one layer: hidden_states [T, H], topk_* [T, k]; returns a fresh [T, H]."""
-    if hidden_states.device.type != "cpu":
-        raise NotImplementedError(
-            f"lvllm: {layer.layer_name}: the hand-over of tokens from {hidden_states.device.type} to the CPU "
-            "engine (pinned slots and flag kernels) is not part of this build; it serves vLLM's CPU "
-            "platform only. Unset LVLLM_MOE_NUMA_ENABLED to serve with stock vLLM."
-        )
+    if hidden_states.device.type not in DEVICES:
+        raise NotImplementedError(f"lvllm: {layer.layer_name}: {no_handover(hidden_states.device.type)}")
     output: torch.Tensor = torch.ops.lvllm.moe_cpu(
         hidden_states, topk_weights, topk_ids, _encode_layer_name(layer.layer_name)
     )

@@ -9,7 +9,6 @@ import torch
 
 from lvllm import envs, host
 from lvllm.native import load as load_native
-from lvllm.ranges import format_numbers
 from lvllm.vllm import placement
 from lvllm.vllm.formats import UnsupportedLayerError, layer_options, way_out, weight_format
 from lvllm.vllm.loader import LayerIntake
@@ -44,17 +43,10 @@ def _place_among_workers(config: VllmConfig) -> tuple[int, int]:
 def _engine(settings_key: str, rank: int, world: int) -> _lk.Engine:
     settings = _ENGINE_SETTINGS[settings_key]
     engine: _lk.Engine = load_native().Engine(
-        threads=settings.threads,
-        nodes=settings.numa_nodes,
-        binding=settings.thread_binding,
+        **envs.engine_options(settings),
         rank=rank,
         world=world,
         allowed_cpus=host.inherited_cpus(),
-        isa=settings.isa,
-        kernel=settings.kernel,
-        compute=settings.compute,
-        power_saving=settings.power_saving,
-        step_timeout_s=settings.step_timeout_s,
     )
     from vllm.logger import init_logger
 
@@ -76,7 +68,7 @@ def engine_of(config: VllmConfig) -> _lk.Engine:
 def describe_line(facts: dict[str, Any]) -> str:
     """Engine.describe() on one line."""
     nodes = "; ".join(
-        f"node {n['node']}: {n['workers']} workers on CPUs {format_numbers(n['cpus'])}"
+        f"node {n['node']}: {n['workers']} workers on CPUs {host.worker_cpus(n)}"
         for n in facts.get("nodes", [])
     )
     notes = "".join(f"; {n}" for n in facts.get("notes", []))

@@ -2,23 +2,23 @@
 //!
 //! A word of a 16-bit panel is the instruction's operand as it lies there; the row's pair is broadcast.
 
-use super::{BlockFn, Family, Kernel, Operand, TileArgs, run_blocks};
+use super::{Block, Family, Kernel, Operand, TileArgs, run_blocks};
 use crate::format::{CodeKind, WeightFormat};
 use crate::simd::{Cpu, IsaLevel};
 use crate::tile::{NR, STEP_BYTES};
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
-/// `MR` rows from `first` on; steps are dealt over `CH` accumulators.
+/// `count` rows from `first` on in `MR` accumulators; steps are dealt over `CH` accumulators.
 ///
 /// # Safety
 ///
-/// As [`BlockFn`].
+/// As [`super::BlockFn`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn block<const MR: usize, const CH: usize>(a: &TileArgs<'_>, first: usize) {
+unsafe fn block<const MR: usize, const CH: usize>(a: &TileArgs<'_>, first: usize, count: usize) {
     // SAFETY: the caller's promise: rows and panel have the sizes that the layout says; `K_TILE` is a multiple of CH steps.
     unsafe {
-        let x: [*const u8; MR] = std::array::from_fn(|r| a.rows.row(first + r));
+        let x: [*const u8; MR] = std::array::from_fn(|r| a.rows.row(first + r.min(count - 1)));
         let mut acc = [[[_mm512_setzero_ps(); 2]; MR]; CH];
         let steps = a.layout.steps();
         let mut s = 0;
@@ -39,6 +39,9 @@ unsafe fn block<const MR: usize, const CH: usize>(a: &TileArgs<'_>, first: usize
             s += CH;
         }
         for r in 0..MR {
+            if r >= count {
+                break;
+            }
             for v in 0..2 {
                 let mut sum = acc[0][r][v];
                 for chain in acc.iter().skip(1) {
@@ -50,15 +53,13 @@ unsafe fn block<const MR: usize, const CH: usize>(a: &TileArgs<'_>, first: usize
     }
 }
 
-const TABLE: [BlockFn; 8] = [
-    block::<1, 4>,
-    block::<2, 4>,
-    block::<3, 2>,
-    block::<4, 2>,
-    block::<5, 2>,
-    block::<6, 2>,
-    block::<7, 1>,
-    block::<8, 1>,
+const TABLE: [Block; 6] = [
+    (1, block::<1, 4>),
+    (2, block::<2, 4>),
+    (4, block::<4, 2>),
+    (6, block::<6, 2>),
+    (8, block::<8, 1>),
+    (12, block::<12, 1>),
 ];
 
 /// # Safety
@@ -73,6 +74,14 @@ unsafe fn run(a: &TileArgs<'_>) {
 pub(super) fn kernels(format: WeightFormat, cpu: Cpu, out: &mut Vec<Kernel>) {
     if cpu.avx512_bf16() && format.code == CodeKind::Bf16 {
         let (family, level) = (Family::Bf16Dot, IsaLevel::Avx512Bf16);
-        out.push(Kernel::new(family, level, "avx512bf16", format, Operand::Bf16, TABLE.len(), run));
+        out.push(Kernel::new(
+            family,
+            level,
+            "avx512bf16",
+            format,
+            Operand::Bf16,
+            TABLE[TABLE.len() - 1].0,
+            run,
+        ));
     }
 }

@@ -6,7 +6,7 @@
 //! that `k` is dealt over `CH` accumulators; scales are applied once per group to the group's sum. With more rows the
 //! scale goes into the weights, which are then shared by all rows.
 
-use super::{BlockFn, Family, Kernel, Operand, RunFn, TileArgs, run_blocks};
+use super::{Block, Family, Kernel, Operand, RunFn, TileArgs, run_blocks};
 use crate::format::code::decode_scale;
 use crate::format::{CodeKind, GlobalScale, ScaleKind, WeightFormat};
 use crate::simd::scalar::Scalar;
@@ -219,7 +219,7 @@ unsafe fn load_scales<I: F32Isa, const NV: usize>(
     }
 }
 
-/// The body: `MR` rows from `first` on, all 32 channels in sub-blocks of `NV` vectors.
+/// The body: `count` rows from `first` on in `MR` accumulators, all 32 channels in sub-blocks of `NV` vectors.
 ///
 /// # Safety
 ///
@@ -228,11 +228,12 @@ unsafe fn load_scales<I: F32Isa, const NV: usize>(
 unsafe fn block<I: F32Isa, C: F32Code, const MR: usize, const NV: usize, const CH: usize, const FLAGS: u8>(
     a: &TileArgs<'_>,
     first: usize,
+    count: usize,
 ) {
     let layout = a.layout;
     // SAFETY: the caller's promise: rows and panel have the sizes that the layout says.
     unsafe {
-        let x: [*const f32; MR] = std::array::from_fn(|r| a.rows.row(first + r).cast());
+        let x: [*const f32; MR] = std::array::from_fn(|r| a.rows.row(first + r.min(count - 1)).cast());
         let k = layout.k_padded();
         for lane in (0..NR).step_by(NV * I::LANES) {
             let codes = a.panel.add(lane * 4);
@@ -248,10 +249,13 @@ unsafe fn block<I: F32Isa, C: F32Code, const MR: usize, const NV: usize, const C
                 let scales = a.panel.add(layout.scale_offset());
                 sum = [[I::zero(); NV]; MR];
                 let mut k0 = 0;
-                for group in 0..layout.groups() {
+                for group in 0..layout.groups().max(1) {
                     let k1 = ((group + 1) * layout.group() - layout.k_phase()).min(k);
-                    let scale = load_scales::<I, NV>(kind, shared, scales, group, lane);
-                    if FLAGS & ZERO != 0 {
+                    let scale = match layout.groups() {
+                        0 => [I::splat(1.0); NV],
+                        _ => load_scales::<I, NV>(kind, shared, scales, group, lane),
+                    };
+                    if FLAGS & ZERO != 0 && layout.format().zero_point {
                         for v in 0..NV {
                             let at = layout.zero_offset() + group * NR + lane + v * I::LANES;
                             adjust.zero[v] = I::load_i8(a.panel.add(at).cast());
@@ -281,6 +285,9 @@ unsafe fn block<I: F32Isa, C: F32Code, const MR: usize, const NV: usize, const C
             let global = a.panel.add(layout.global_offset()).cast::<f32>();
             let out = a.out.add(first * NR + lane);
             for r in 0..MR {
+                if r >= count {
+                    break;
+                }
                 for v in 0..NV {
                     let y = match layout.format().global {
                         GlobalScale::None => sum[r][v],
@@ -299,21 +306,22 @@ macro_rules! entries {
     ($run:ident, $block:ident, $isa:ty, [$($feature:literal),*], [$(($mr:literal, $nv:literal, $ch:literal)),*]) => {
         /// # Safety
         ///
-        /// As [`BlockFn`].
+        /// As [`super::BlockFn`].
         $(#[target_feature(enable = $feature)])*
         unsafe fn $block<C: F32Code, const MR: usize, const NV: usize, const CH: usize, const FLAGS: u8>(
             a: &TileArgs<'_>,
             first: usize,
+            count: usize,
         ) {
             // SAFETY: the caller's promise.
-            unsafe { block::<$isa, C, MR, NV, CH, FLAGS>(a, first) }
+            unsafe { block::<$isa, C, MR, NV, CH, FLAGS>(a, first, count) }
         }
 
         /// # Safety
         ///
         /// As [`RunFn`].
         pub(super) unsafe fn $run<C: F32Code, const FLAGS: u8>(a: &TileArgs<'_>) {
-            let table: &[BlockFn] = &[$($block::<C, $mr, $nv, $ch, FLAGS>),*];
+            let table: &[Block] = &[$(($mr, $block::<C, $mr, $nv, $ch, FLAGS>)),*];
             // SAFETY: the caller's promise.
             unsafe { run_blocks(a, table) }
         }
@@ -329,26 +337,20 @@ mod x86 {
     use crate::simd::avx512::{Avx512, Avx512Vbmi};
 
     // Sixteen registers: all four vectors of a step for one or two rows, then half of the channels at a time.
-    entries!(
-        run_avx2,
-        block_avx2,
-        Avx2,
-        ["avx2,fma,f16c"],
-        [(1, 4, 2), (2, 4, 1), (3, 2, 1), (4, 2, 1), (5, 2, 1), (6, 2, 1)]
-    );
+    entries!(run_avx2, block_avx2, Avx2, ["avx2,fma,f16c"], [(1, 4, 2), (2, 4, 1), (4, 2, 1), (6, 2, 1)]);
     entries!(
         run_avx512,
         block_avx512,
         Avx512,
         ["avx512f,avx512bw,avx512vl,avx512dq"],
-        [(1, 2, 4), (2, 2, 2), (3, 2, 2), (4, 2, 1), (5, 2, 1), (6, 2, 1), (7, 2, 1), (8, 2, 1)]
+        [(1, 2, 4), (2, 2, 2), (4, 2, 1), (6, 2, 1), (8, 2, 1)]
     );
     entries!(
         run_vbmi,
         block_vbmi,
         Avx512Vbmi,
         ["avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi"],
-        [(1, 2, 4), (2, 2, 2), (3, 2, 2), (4, 2, 1), (5, 2, 1), (6, 2, 1), (7, 2, 1), (8, 2, 1)]
+        [(1, 2, 4), (2, 2, 2), (4, 2, 1), (6, 2, 1), (8, 2, 1)]
     );
 
     pub(super) const AVX2_MR: usize = 6;
@@ -359,17 +361,15 @@ mod x86 {
 pub(super) fn kernels(format: WeightFormat, cpu: Cpu, out: &mut Vec<Kernel>) {
     macro_rules! pick {
         ($run:ident) => {
-            match (format.code, format.scale.is_some(), format.zero_point) {
-                (CodeKind::F32, ..) => $run::<F32, 0>,
-                (CodeKind::Bf16, ..) => $run::<Bf16, 0>,
-                (CodeKind::F16, ..) => $run::<F16, 0>,
-                (CodeKind::E4m3, false, _) => $run::<E4m3, 0>,
-                (CodeKind::E4m3, true, _) => $run::<E4m3, SCALED>,
-                (CodeKind::I8, _, false) => $run::<I8, SCALED>,
-                (CodeKind::I8, _, true) => $run::<I8, { SCALED | ZERO }>,
-                (CodeKind::U4, _, false) => $run::<U4, SCALED>,
-                (CodeKind::U4, _, true) => $run::<U4, { SCALED | ZERO }>,
-                (CodeKind::E2m1, ..) => $run::<E2m1, SCALED>,
+            match (format.code, format.zero_point) {
+                (CodeKind::F32, _) => $run::<F32, 0>,
+                (CodeKind::Bf16, _) => $run::<Bf16, 0>,
+                (CodeKind::F16, _) => $run::<F16, 0>,
+                (CodeKind::E4m3, _) => $run::<E4m3, SCALED>,
+                (CodeKind::I8, _) => $run::<I8, { SCALED | ZERO }>,
+                (CodeKind::U4, false) => $run::<U4, SCALED>,
+                (CodeKind::U4, true) => $run::<U4, { SCALED | ZERO }>,
+                (CodeKind::E2m1, _) => $run::<E2m1, SCALED>,
             }
         };
     }

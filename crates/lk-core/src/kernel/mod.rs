@@ -26,8 +26,12 @@
 
 mod activation;
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod bf16_dot;
 mod f32_fma;
+pub(crate) mod limits;
+mod measure;
 mod rows;
 mod select;
 mod vecops;
@@ -103,8 +107,11 @@ pub(crate) struct TileArgs<'a> {
 /// of at least `k_padded` elements of the kernel's operand type, and `m * 32` f32 of output.
 pub(crate) type RunFn = unsafe fn(&TileArgs<'_>);
 
-/// Computes the rows from `first` on, as many as the function is made for; see [`RunFn`].
-pub(crate) type BlockFn = unsafe fn(&TileArgs<'_>, first: usize);
+/// Computes `count` rows from `first` on, at most as many as the function has accumulators for; see [`RunFn`].
+pub(crate) type BlockFn = unsafe fn(&TileArgs<'_>, first: usize, count: usize);
+
+/// A block function and the rows that it has accumulators for. Fewer rows cost as much: the last one is repeated.
+pub(crate) type Block = (usize, BlockFn);
 
 /// One way to multiply a panel by rows.
 #[derive(Debug, Clone)]
@@ -200,24 +207,29 @@ fn candidates(format: WeightFormat, cpu: Cpu) -> Vec<Kernel> {
     let mut kernels = Vec::new();
     f32_fma::kernels(format, cpu, &mut kernels);
     #[cfg(target_arch = "x86_64")]
-    bf16_dot::kernels(format, cpu, &mut kernels);
+    {
+        bf16_dot::kernels(format, cpu, &mut kernels);
+        amx::kernels(format, cpu, &mut kernels);
+    }
     kernels
 }
 
-/// Covers `m` rows by blocks of at most `table.len()` rows of nearly equal size; `table[i]` does `i + 1` rows.
+/// Covers `m` rows by blocks of nearly equal size, each done by the smallest entry of `table` (ascending) that holds it.
 ///
 /// # Safety
 ///
 /// As [`RunFn`].
 #[inline(always)]
-unsafe fn run_blocks(args: &TileArgs<'_>, table: &[BlockFn]) {
+unsafe fn run_blocks(args: &TileArgs<'_>, table: &[Block]) {
     let m = args.rows.m();
-    let blocks = m.div_ceil(table.len());
+    let blocks = m.div_ceil(table[table.len() - 1].0);
     let mut first = 0;
     for b in 0..blocks {
         let end = (b + 1) * m / blocks;
+        let count = end - first;
+        let block = table.iter().find(|b| b.0 >= count).expect("the last entry holds the largest block").1;
         // SAFETY: the caller's promise; the block stays within the m rows.
-        unsafe { table[end - first - 1](args, first) };
+        unsafe { block(args, first, count) };
         first = end;
     }
 }

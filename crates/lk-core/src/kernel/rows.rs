@@ -116,7 +116,6 @@ impl<'a> Rows<'a> {
     }
 
     /// Bytes from row to row, if constant.
-    #[allow(dead_code, reason = "for tile loads")]
     pub(super) fn stride_bytes(&self) -> Option<usize> {
         if self.index.is_none() { Some(self.stride_bytes) } else { None }
     }

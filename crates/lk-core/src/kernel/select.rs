@@ -63,6 +63,19 @@ impl KernelSet {
         &self.kernels[usize::from(self.choice[m.clamp(1, TABLE_ROWS + 1) - 1])]
     }
 
+    /// Index of the kernel for `m` rows.
+    pub(super) fn choice(&self, m: usize) -> usize {
+        usize::from(self.choice[m.clamp(1, TABLE_ROWS + 1) - 1])
+    }
+
+    /// Makes kernel `index` the choice for `rows`.
+    pub(super) fn choose(&mut self, rows: std::ops::RangeInclusive<usize>, index: usize) {
+        let first = (*rows.start()).clamp(1, TABLE_ROWS + 1);
+        for m in first..=(*rows.end()).min(TABLE_ROWS + 1) {
+            self.choice[m - 1] = index as u8;
+        }
+    }
+
     /// Chooses one family for all rows (`LVLLM_KERNEL`).
     ///
     /// # Errors

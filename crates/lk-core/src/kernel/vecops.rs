@@ -120,8 +120,19 @@ impl VecOps {
     pub fn activate(&self, act: &Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
         assert_eq!(gate.len(), out.len());
         assert!(!act.gated || up.len() == out.len());
-        // SAFETY: see `bf16_to_f32`.
-        unsafe { (self.activate)(act, gate, up, out) }
+        let whole = out.len() / MAX_LANES * MAX_LANES;
+        let up = if act.gated { up } else { gate };
+        // SAFETY: see `bf16_to_f32`; the lengths are whole vectors.
+        unsafe { (self.activate)(act, &gate[..whole], &up[..whole], &mut out[..whole]) };
+        let n = out.len() - whole;
+        if n > 0 {
+            let (mut g, mut u, mut y) = ([0.0; MAX_LANES], [0.0; MAX_LANES], [0.0; MAX_LANES]);
+            g[..n].copy_from_slice(&gate[whole..]);
+            u[..n].copy_from_slice(&up[whole..]);
+            // SAFETY: as above.
+            unsafe { (self.activate)(act, &g, &u, &mut y) };
+            out[whole..].copy_from_slice(&y[..n]);
+        }
     }
 }
 
@@ -315,22 +326,13 @@ unsafe fn reduce_all<I: F32Isa>(parts: &[&[f32]], mut out: OutRow<'_>) {
 
 #[inline(always)]
 unsafe fn activate_with<I: F32Isa>(f: ActivationFn, gated: bool, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    let o = out.as_mut_ptr();
-    let len = out.len();
-    by_vector::<I>(
-        len,
-        // SAFETY: i + LANES <= len of all slices that are read.
-        |i| unsafe {
+    for i in (0..out.len()).step_by(I::LANES) {
+        // SAFETY: the slices have the same length, a multiple of LANES.
+        unsafe {
             let u = if gated { I::load(up.as_ptr().add(i)) } else { I::splat(1.0) };
-            I::store(o.add(i), activate::<I>(f, I::load(gate.as_ptr().add(i)), u));
-        },
-        // SAFETY: n elements are left from i on.
-        |i, n| unsafe {
-            let u = if gated { load_part::<I>(&up[i..]) } else { I::splat(1.0) };
-            let x = activate::<I>(f, load_part::<I>(&gate[i..]), u);
-            store_part::<I>(std::slice::from_raw_parts_mut(o.add(i), n), x);
-        },
-    );
+            I::store(out.as_mut_ptr().add(i), activate::<I>(f, I::load(gate.as_ptr().add(i)), u));
+        }
+    }
 }
 
 #[inline(always)]

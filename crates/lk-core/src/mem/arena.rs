@@ -34,6 +34,11 @@ impl NodeArena {
         let outcome = binder.bind(map.as_ptr(), map.bytes(), node);
         // Kernels without transparent huge pages refuse; 4 KiB pages are slower to walk but right.
         let _ = map.advise(0, map.bytes(), libc::MADV_HUGEPAGE);
+        // A forked child can't use the engine; without this advice every fork would copy the page tables of the whole
+        // model, and pages registered with a GPU could be split from those that the parent sees.
+        let _ = map.advise(0, map.bytes(), libc::MADV_DONTFORK);
+        // Core dumps of a failed server hold its state, not its weights.
+        let _ = map.advise(0, map.bytes(), libc::MADV_DONTDUMP);
         Ok(Self { map, len: bytes, node, outcome, claims: Mutex::default() })
     }
 

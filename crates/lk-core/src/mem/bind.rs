@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::{fs, io};
 
 use super::mapping::PAGE_BYTES;
-use crate::topology::NodeId;
+use crate::topology::{NodeId, Topology};
 
 /// What became of a request to place memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +50,10 @@ pub trait MemBinder: Send + Sync {
 pub trait PolicyCalls: Send + Sync {
     /// `mbind(2)` without flags; `nodes` is the node mask, 64 nodes a word.
     fn mbind(&self, addr: usize, len: usize, mode: i32, nodes: &[u64]) -> Result<(), i32>;
+    /// `set_mempolicy(2)`: policy of the calling thread.
+    fn set_thread_policy(&self, mode: i32, nodes: &[u64]) -> Result<(), i32>;
+    /// `get_mempolicy(2)`: mode of the calling thread's policy, its nodes into `nodes`.
+    fn thread_policy(&self, nodes: &mut [u64]) -> Result<i32, i32>;
     /// `move_pages(2)` of this process as a query: the node (or negative `errno`) of each page into `status`.
     fn query_pages(&self, pages: &[usize], status: &mut [i32]) -> Result<(), i32>;
 }
@@ -60,12 +64,29 @@ pub struct LinuxCalls;
 
 impl PolicyCalls for LinuxCalls {
     fn mbind(&self, addr: usize, len: usize, mode: i32, nodes: &[u64]) -> Result<(), i32> {
-        // One more than the number of bits: the kernel reads maxnode - 1 of them.
-        let max_node = nodes.len() * 64 + 1;
+        let max_node = max_node(nodes);
         // SAFETY: `nodes` holds max_node - 1 bits. A policy changes from where future pages of the range
         // come, not any byte of it, whatever the range holds.
         let rc = unsafe { libc::syscall(libc::SYS_mbind, addr, len, mode, nodes.as_ptr(), max_node, 0) };
         if rc == 0 { Ok(()) } else { Err(last_errno()) }
+    }
+
+    fn set_thread_policy(&self, mode: i32, nodes: &[u64]) -> Result<(), i32> {
+        // "No nodes" is a null mask; an empty slice's pointer isn't null.
+        let mask = if nodes.is_empty() { std::ptr::null() } else { nodes.as_ptr() };
+        // SAFETY: `mask` is null or holds max_node - 1 bits.
+        let rc = unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, mask, max_node(nodes)) };
+        if rc == 0 { Ok(()) } else { Err(last_errno()) }
+    }
+
+    fn thread_policy(&self, nodes: &mut [u64]) -> Result<i32, i32> {
+        let mut mode = 0i32;
+        let (max_node, no_address) = (max_node(nodes), std::ptr::null::<u8>());
+        // SAFETY: the kernel writes one int and at most max_node - 1 bits, rounded up to words of `nodes`.
+        let rc = unsafe {
+            libc::syscall(libc::SYS_get_mempolicy, &raw mut mode, nodes.as_mut_ptr(), max_node, no_address, 0)
+        };
+        if rc == 0 { Ok(mode) } else { Err(last_errno()) }
     }
 
     fn query_pages(&self, pages: &[usize], status: &mut [i32]) -> Result<(), i32> {
@@ -77,6 +98,11 @@ impl PolicyCalls for LinuxCalls {
         };
         if rc == 0 { Ok(()) } else { Err(last_errno()) }
     }
+}
+
+/// The kernel reads one bit less than it is told.
+fn max_node(mask: &[u64]) -> usize {
+    mask.len() * 64 + 1
 }
 
 fn last_errno() -> i32 {
@@ -123,31 +149,39 @@ impl<C: PolicyCalls> SyscallBinder<C> {
     }
 
     fn set_policy(&self, ptr: *mut u8, len: usize, mode: i32, nodes: &[NodeId]) -> BindOutcome {
-        let Some(last) = nodes.iter().max() else { return BindOutcome::Skipped };
-        if len == 0 {
+        if len == 0 || nodes.is_empty() {
             return BindOutcome::Skipped;
         }
         let errno = self.refused.load(Ordering::Relaxed);
         if errno != 0 {
             return BindOutcome::FirstTouch { errno };
         }
-        // Sized by the largest number, not by the number of nodes: numbers may have holes.
-        let mut mask = vec![0u64; last.0 as usize / 64 + 1];
-        for node in nodes {
-            mask[node.0 as usize / 64] |= 1 << (node.0 % 64);
-        }
-        match self.calls.mbind(ptr.addr(), len, mode, &mask) {
+        match self.calls.mbind(ptr.addr(), len, mode, &node_mask(nodes)) {
             Ok(()) => BindOutcome::Bound,
             Err(errno) => {
                 if matches!(errno, libc::ENOSYS | libc::EPERM) {
                     self.refused.store(errno, Ordering::Relaxed);
                 }
-                if !REFUSAL_LOGGED.swap(true, Ordering::Relaxed) {
-                    tracing::warn!("{}", refusal(errno));
-                }
+                log_refusal(errno);
                 BindOutcome::FirstTouch { errno }
             }
         }
+    }
+}
+
+/// Bits of `nodes`; sized by the largest number, not by how many there are, since numbers may have holes.
+pub(super) fn node_mask(nodes: &[NodeId]) -> Vec<u64> {
+    let mut mask = vec![0u64; nodes.iter().map(|n| n.0 as usize / 64 + 1).max().unwrap_or(0)];
+    for node in nodes {
+        mask[node.0 as usize / 64] |= 1 << (node.0 % 64);
+    }
+    mask
+}
+
+/// Says once per process that policies are refused.
+pub(super) fn log_refusal(errno: i32) {
+    if !REFUSAL_LOGGED.swap(true, Ordering::Relaxed) {
+        tracing::warn!("{}", refusal(errno));
     }
 }
 
@@ -191,6 +225,11 @@ impl<C: PolicyCalls> MemBinder for SyscallBinder<C> {
         }
         Some(counts)
     }
+}
+
+/// The binder for this machine: none where there is only one node to choose.
+pub fn default_binder(topology: &Topology) -> Box<dyn MemBinder> {
+    if topology.nodes.len() > 1 { Box::new(SyscallBinder::new()) } else { Box::new(NullBinder) }
 }
 
 /// Pages by node of the mappings that begin in `start..end`, from the text of `/proc/self/numa_maps` (one line per

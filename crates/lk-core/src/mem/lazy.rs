@@ -56,7 +56,7 @@ impl LazyBuffer {
         let end = offset + len;
         let start = offset.next_multiple_of(PAGE_BYTES);
         let end = if end == self.len { self.map.bytes() } else { end - end % PAGE_BYTES };
-        if start >= end {
+        if len == 0 || start >= end {
             return Ok(0);
         }
         self.map.advise(start, end, libc::MADV_DONTNEED)?;

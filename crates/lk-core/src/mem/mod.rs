@@ -4,6 +4,7 @@
 mod aligned;
 mod arena;
 mod bind;
+mod interleave;
 mod lazy;
 mod locality;
 mod mapping;
@@ -13,8 +14,9 @@ pub use aligned::{AlignedVec, SCRATCH_ALIGN_BYTES};
 pub use arena::{ArenaClaim, NodeArena, SealedArena};
 pub use bind::{
     BindCall, BindOutcome, LinuxCalls, MemBinder, NullBinder, PageCounts, PolicyCalls, RecordingBinder,
-    SyscallBinder, numa_maps_counts,
+    SyscallBinder, default_binder, numa_maps_counts,
 };
+pub use interleave::ThreadInterleave;
 pub use lazy::LazyBuffer;
 pub use locality::{LocalityReport, locality};
 pub use mapping::HUGE_PAGE_BYTES;

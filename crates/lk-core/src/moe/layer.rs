@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crate::engine::Shared as EngineShared;
 use crate::kernel::{Family, KernelSet, Operand};
-use crate::mem::NodeArena;
+use crate::mem::{LocalityReport, NodeArena, locality};
 use crate::stats::LayerStats;
 use crate::{Error, Result};
 
@@ -282,6 +282,12 @@ impl Layer {
     /// Bytes of packed experts on each node of the plan.
     pub fn bytes_per_node(&self) -> Vec<usize> {
         self.weights.nodes.iter().map(|n| n.arena.len()).collect()
+    }
+
+    /// Where a sample of the packed pages lies, by node of the plan.
+    pub fn locality(&self) -> LocalityReport {
+        let arenas = self.weights.nodes.iter().map(|n| (n.arena.node(), n.bytes()));
+        locality(self.engine.binder(), arenas)
     }
 
     /// Kernel names by matrix (`w13`, `w2`) and rows per expert (`1` … `16`, `many`).

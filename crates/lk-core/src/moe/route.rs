@@ -53,7 +53,11 @@ impl Routing {
         self.counts.resize(num_experts, 0);
         for (i, &id) in topk_ids.iter().enumerate() {
             if let Some(e) =
+<<<<<<< HEAD
                 local_expert(id, num_experts, expert_map).map_err(|m| out_of_range(i, top_k, m))?
+=======
+                local_expert(id, num_experts, expert_map).map_err(|m| out_of_range(i, top_k, &m))?
+>>>>>>> main
             {
                 self.counts[e] += 1;
             }
@@ -112,7 +116,7 @@ fn local_expert(
     }
 }
 
-fn out_of_range(index: usize, top_k: usize, what: String) -> Error {
+fn out_of_range(index: usize, top_k: usize, what: &str) -> Error {
     Error::Argument(format!("topk_ids[{}, {}]: expert {what}", index / top_k, index % top_k))
 }
 

@@ -58,14 +58,14 @@ mod tests {
 
     fn covers(intermediate: usize, group: usize, nodes: usize) {
         let rule = ShardRule::new(intermediate, group, nodes);
-        for expert in 0..2 * nodes + 1 {
+        for expert in 0..=2 * nodes {
             let mut slices: Vec<_> =
                 (0..nodes).map(|n| rule.slice(expert, n)).filter(|s| !s.is_empty()).collect();
             slices.sort_by_key(|s| s.start);
             assert_eq!(slices[0].start, 0);
             assert_eq!(slices.last().unwrap().end, intermediate);
             assert!(slices.windows(2).all(|w| w[0].end == w[1].start));
-            assert!(slices.iter().all(|s| s.start % PANEL == 0));
+            assert!(slices.iter().all(|s| s.start.is_multiple_of(PANEL)));
             assert_eq!((0..nodes).filter(|&n| rule.owns_w2_bias(expert, n)).count(), 1);
         }
     }
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn whole_groups_where_the_expert_is_long_enough() {
         let rule = ShardRule::new(2048, 128, 4);
-        assert!((0..4).all(|n| rule.slice(0, n).start % 128 == 0));
+        assert!((0..4).all(|n| rule.slice(0, n).start.is_multiple_of(128)));
         let rule = ShardRule::new(704, 128, 2);
         assert_eq!((rule.slice(0, 0), rule.slice(0, 1)), (0..384, 384..704));
     }

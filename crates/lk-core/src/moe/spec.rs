@@ -6,6 +6,7 @@ use crate::{Dtype, Error, Result};
 
 /// Everything that the engine must know of a layer before its first weight arrives.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts of a model")]
 pub struct LayerSpec {
     /// Name in messages, as the server calls the layer (`model.layers.3.mlp.experts`).
     pub name: String,

@@ -15,9 +15,9 @@ use crate::Result;
 pub(crate) struct Slice {
     /// Rows of `intermediate_size`.
     pub(crate) rows: usize,
-    /// Panels of gate (and, alike, of up): N = rows, K = hidden_size.
+    /// Panels of gate (and, alike, of up): N = rows, K = `hidden_size`.
     pub(super) w13: TileLayout,
-    /// Panels of w2: N = hidden_size, K = rows.
+    /// Panels of w2: N = `hidden_size`, K = rows.
     pub(super) w2: TileLayout,
 }
 
@@ -158,6 +158,11 @@ impl NodeWeights {
         // SAFETY: steps run on sealed layers only and hold the engine's scratch, which intake needs too; so nothing
         // writes the arena while this reference lives.
         unsafe { self.arena.slice(at, bytes) }
+    }
+
+    /// The whole arena.
+    pub(super) fn bytes(&self) -> &[u8] {
+        self.panel(0, self.arena.len())
     }
 
     fn bias(&self, at: usize, panel: usize) -> Option<&[u8]> {

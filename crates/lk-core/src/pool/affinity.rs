@@ -4,8 +4,11 @@ use std::io;
 
 use crate::topology::CpuId;
 
-/// Binds the calling thread to `cpus`.
-pub(super) fn bind_current_thread(cpus: &[CpuId]) -> io::Result<()> {
+/// System number of a thread.
+pub(super) type ThreadId = libc::pid_t;
+
+/// Binds a thread of this process, 0 for the calling one, to `cpus`.
+pub(super) fn bind_thread(thread: ThreadId, cpus: &[CpuId]) -> io::Result<()> {
     let words = cpus.iter().map(|cpu| cpu.0 as usize / 64 + 1).max().unwrap_or(1);
     let mut mask = vec![0_u64; words];
     for cpu in cpus {
@@ -13,8 +16,21 @@ pub(super) fn bind_current_thread(cpus: &[CpuId]) -> io::Result<()> {
     }
     // SAFETY: the kernel reads `words * 8` bytes of the vector; the size is given in bytes, so machines with more
     // CPUs than `cpu_set_t` has bits need nothing special.
-    let status = unsafe { libc::sched_setaffinity(0, words * 8, mask.as_ptr().cast()) };
+    let status = unsafe { libc::sched_setaffinity(thread, words * 8, mask.as_ptr().cast()) };
     if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Number of the calling thread.
+pub(super) fn current_thread() -> ThreadId {
+    // SAFETY: no arguments, cannot fail.
+    unsafe { libc::gettid() }
+}
+
+/// CPU that the calling thread runs on at this moment, if it can be told.
+#[inline]
+pub(super) fn current_cpu() -> Option<CpuId> {
+    // SAFETY: no arguments; served from memory shared with the kernel, without a system call.
+    u32::try_from(unsafe { libc::sched_getcpu() }).ok().map(CpuId)
 }
 
 /// Keeps signals away from the calling thread: handlers of the host program (Python's) belong on its own threads.

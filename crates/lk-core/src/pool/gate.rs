@@ -116,7 +116,7 @@ impl Gate {
             for _ in 0..POLLS_PER_CLOCK {
                 let now = self.ticket();
                 if now != ticket {
-                    spin.learn(start.elapsed());
+                    spin.paid_off();
                     return now;
                 }
                 pause();
@@ -183,6 +183,12 @@ impl SpinBudget {
         Duration::from_nanos(u64::from(self.current_ns.load(Ordering::Relaxed)))
     }
 
+    /// The wait ended while spinning.
+    fn paid_off(&self) {
+        self.current_ns.store(self.limit_ns, Ordering::Relaxed);
+    }
+
+    /// The wait ended asleep.
     fn learn(&self, waited: Duration) {
         let next = if waited.as_nanos() <= u128::from(self.limit_ns) {
             self.limit_ns

@@ -5,7 +5,8 @@
 //! told its place ([`Worker`]), and phases are barriers inside it.
 //!
 //! - Worker 0 is the thread that calls [`Pool::run`]; the others are threads bound to the CPUs of their
-//!   [`WorkerSlot`](crate::topology::WorkerSlot). The caller's affinity is never changed.
+//!   [`WorkerSlot`](crate::topology::WorkerSlot). The caller's affinity is never changed; a worker on whose CPU the
+//!   caller is found takes the CPU of slot 0 meanwhile.
 //! - Between jobs workers spin for a bounded time and then sleep; a job on spinning workers costs no system call, lock
 //!   wait or allocation.
 //! - Inside a job waiting threads spin briefly and then sleep too, so more workers than cores slow a job down by no more
@@ -25,6 +26,7 @@ mod fork;
 mod gate;
 #[cfg(all(test, loom))]
 mod loom_tests;
+mod seats;
 mod shared;
 mod steal;
 mod sync;
@@ -42,6 +44,7 @@ use std::time::{Duration, Instant};
 pub(crate) use affinity::prepare_service_thread;
 pub use barrier::Aborted;
 use fork::Origin;
+use seats::Seats;
 use shared::{Job, Shared};
 pub use steal::StealRange;
 use watchdog::Watchdog;
@@ -91,11 +94,18 @@ pub struct Pool {
     threads: Vec<JoinHandle<()>>,
     watchdog: Watchdog,
     /// Held by the caller whose job runs.
-    serial: Mutex<()>,
+    serial: Mutex<Seats>,
     poison: OnceLock<Error>,
     origin: Origin,
     options: PoolOptions,
     notes: Vec<String>,
+}
+
+/// What a worker thread reports before its first job.
+struct Started {
+    index: usize,
+    /// Its number, or why it could not be bound.
+    thread: std::result::Result<affinity::ThreadId, String>,
 }
 
 /// At drop, threads that have not ended after this time are abandoned.
@@ -128,7 +138,7 @@ impl Pool {
             shared,
             threads: Vec::new(),
             watchdog: Watchdog::default(),
-            serial: Mutex::new(()),
+            serial: Mutex::new(Seats::new(plan, &[])),
             poison: OnceLock::new(),
             origin: Origin::here(),
             options: options.clone(),
@@ -140,27 +150,35 @@ impl Pool {
     }
 
     fn start_threads(&mut self, plan: &WorkerPlan) -> Result<()> {
-        let (ready, bound) = mpsc::channel();
+        let (sender, started) = mpsc::channel();
         let mut index = 0;
         for node in &plan.nodes {
             for (index_in_node, slot) in node.workers.iter().enumerate() {
                 if index > 0 {
-                    let thread = self.start_thread(index, index_in_node, node, slot, ready.clone())?;
+                    let thread = self.start_thread(index, index_in_node, node, slot, sender.clone())?;
                     self.threads.push(thread);
                 }
                 index += 1;
             }
         }
-        drop(ready);
-        // Ends when the last sender is gone, that is when every thread has tried.
-        let mut unbound: Vec<String> = bound.iter().collect();
-        if let Some(first) = unbound.pop() {
+        drop(sender);
+        let mut bound = vec![None; self.threads.len()];
+        let mut unbound = Vec::new();
+        // Ends when the last sender is gone, that is when every thread has reported.
+        for Started { index, thread } in started {
+            match thread {
+                Ok(thread) => bound[index - 1] = Some(thread),
+                Err(reason) => unbound.push(reason),
+            }
+        }
+        if let Some(first) = unbound.first() {
             self.notes.push(format!(
                 "{} of {} worker threads could not be bound to their CPUs and run where the system puts them ({first})",
-                unbound.len() + 1,
+                unbound.len(),
                 self.threads.len()
             ));
         }
+        self.serial = Mutex::new(Seats::new(plan, &bound));
         Ok(())
     }
 
@@ -170,7 +188,7 @@ impl Pool {
         index_in_node: usize,
         node: &NodePlan,
         slot: &WorkerSlot,
-        unbound: mpsc::Sender<String>,
+        started: mpsc::Sender<Started>,
     ) -> Result<JoinHandle<()>> {
         let shared = Arc::clone(&self.shared);
         let cpus = slot.cpus.clone();
@@ -178,12 +196,12 @@ impl Pool {
         let key = Arc::as_ptr(&self.shared) as usize;
         let body = move || {
             affinity::block_signals();
-            if let Err(error) = affinity::bind_current_thread(&cpus) {
-                // The receiver waits for all senders, so it is there.
-                let _ =
-                    unbound.send(format!("CPUs {:?}: {error}", cpus.iter().map(|c| c.0).collect::<Vec<_>>()));
-            }
-            drop(unbound);
+            let thread = affinity::bind_thread(0, &cpus)
+                .map(|()| affinity::current_thread())
+                .map_err(|error| format!("CPUs {:?}: {error}", cpus.iter().map(|c| c.0).collect::<Vec<_>>()));
+            // Fails only if a later thread could not be started, and then nobody wants to know.
+            let _ = started.send(Started { index, thread });
+            drop(started);
             CURRENT.set(key);
             shared.work(index);
         };
@@ -247,10 +265,11 @@ impl Pool {
             return Err(self.forked());
         }
         let _inside = Inside::enter(Arc::as_ptr(&self.shared) as usize)?;
-        let _serial = self.serial.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seats = self.serial.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(error) = self.poison.get() {
             return Err(error.clone());
         }
+        seats.settle();
         let watch = match limit {
             Some(limit) => Some(self.watchdog.watch(&self.shared, limit, self.options.on_stuck.as_ref())?),
             None => None,

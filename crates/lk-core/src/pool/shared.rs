@@ -63,8 +63,8 @@ pub(super) struct Shared {
     /// Set with the first failure of a job, cleared before the next.
     pub(super) failed: AtomicBool,
     failure: Mutex<Option<Failure>>,
-    /// Jobs handed out, for dumps and the watchdog.
-    epoch: AtomicU64,
+    /// Jobs handed out, for dumps and the watchdog. Written per job, so kept away from what workers read.
+    epoch: CachePadded<AtomicU64>,
 }
 
 /// The caller's job with its lifetime erased.
@@ -109,7 +109,7 @@ impl Shared {
             done: CachePadded::new(Gate::new()),
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
-            epoch: AtomicU64::new(0),
+            epoch: CachePadded::new(AtomicU64::new(0)),
         }
     }
 

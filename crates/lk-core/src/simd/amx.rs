@@ -49,3 +49,62 @@ fn probe() -> bool {
 fn probe() -> bool {
     false
 }
+
+/// The operand of `ldtilecfg`: palette 1, the rows of each tile and 64 bytes per row.
+#[cfg(target_arch = "x86_64")]
+#[repr(C, align(64))]
+pub(crate) struct TileConfig {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+#[cfg(target_arch = "x86_64")]
+const _: () = assert!(std::mem::size_of::<TileConfig>() == 64);
+
+#[cfg(target_arch = "x86_64")]
+impl TileConfig {
+    /// Eight tiles with the given rows (0 to 16; a tile without rows must not be used), each 64 bytes wide.
+    pub(crate) const fn new(rows: [u8; 8]) -> Self {
+        let mut config =
+            Self { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        let mut t = 0;
+        while t < 8 {
+            if rows[t] > 0 {
+                config.rows[t] = rows[t];
+                config.row_bytes[t] = 64;
+            }
+            t += 1;
+        }
+        config
+    }
+
+    /// Makes this the configuration of the calling thread and zeroes its tiles.
+    ///
+    /// # Safety
+    ///
+    /// [`available`] returned true.
+    #[inline(always)]
+    pub(crate) unsafe fn load(&self) {
+        // SAFETY: the caller's promise; the operand is 64 readable bytes.
+        unsafe {
+            std::arch::asm!("ldtilecfg [{}]", in(reg) self, options(nostack, preserves_flags, readonly));
+        }
+    }
+}
+
+/// Gives the tile state of the calling thread up, so that context switches need not save it.
+///
+/// # Safety
+///
+/// [`available`] returned true.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(crate) unsafe fn release() {
+    // SAFETY: the caller's promise.
+    unsafe {
+        std::arch::asm!("tilerelease", options(nostack, preserves_flags, nomem));
+    }
+}

@@ -154,3 +154,76 @@ impl RawMachine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(nodes: &[(u32, u64, &[u32])], kernel: &[(u32, &[u32])]) -> RawMachine {
+        let cpus = |ids: &[u32]| ids.iter().copied().map(CpuId).collect::<Vec<_>>();
+        RawMachine {
+            nodes: (nodes.iter())
+                .map(|&(id, memory_bytes, ids)| RawNode {
+                    id: NodeId(id),
+                    memory_bytes,
+                    cpus: cpus(ids).into_iter().collect(),
+                })
+                .collect(),
+            cores: (0..8).map(|cpu| vec![CpuId(cpu)]).collect(),
+            kernel_cpus: kernel.iter().map(|&(id, ids)| (NodeId(id), cpus(ids))).collect(),
+            ..RawMachine::default()
+        }
+    }
+
+    fn placed(topology: &Topology) -> Vec<(u32, Vec<u32>)> {
+        let cpus = |n: &NumaNode| n.cores.iter().map(|c| c.cpus[0].0).collect();
+        topology.nodes.iter().map(|n| (n.id.0, cpus(n))).collect()
+    }
+
+    fn all() -> BTreeSet<CpuId> {
+        (0..8).map(CpuId).collect()
+    }
+
+    #[test]
+    fn the_kernel_says_which_of_two_nodes_is_memory_only() {
+        // By number node 0 would win; here it is the one without CPUs.
+        let nodes: [(u32, u64, &[u32]); 2] =
+            [(0, 1, &[0, 1, 2, 3, 4, 5, 6, 7]), (1, 1, &[0, 1, 2, 3, 4, 5, 6, 7])];
+        let by_kernel =
+            machine(&nodes, &[(0, &[]), (1, &[0, 1, 2, 3, 4, 5, 6, 7])]).assemble(&all()).unwrap();
+        assert_eq!(placed(&by_kernel), [(0, vec![]), (1, vec![0, 1, 2, 3, 4, 5, 6, 7])]);
+        let by_number = machine(&nodes, &[]).assemble(&all()).unwrap();
+        assert_eq!(placed(&by_number), [(0, vec![0, 1, 2, 3, 4, 5, 6, 7]), (1, vec![])]);
+    }
+
+    #[test]
+    fn cores_of_a_node_without_memory_work_from_the_nearest() {
+        let nodes: [(u32, u64, &[u32]); 4] =
+            [(0, 9, &[0, 1]), (1, 0, &[2, 3]), (2, 9, &[4, 5]), (3, 9, &[6, 7])];
+        let mut raw = machine(&nodes, &[]);
+        raw.distances = [((1, 0), 32), ((1, 2), 32), ((1, 3), 12)]
+            .into_iter()
+            .map(|((from, to), d)| ((NodeId(from), NodeId(to)), d))
+            .collect();
+        let topology = raw.assemble(&all()).unwrap();
+        assert_eq!(placed(&topology), [(0, vec![0, 1]), (2, vec![4, 5]), (3, vec![2, 3, 6, 7])]);
+        assert_eq!(topology.notes.len(), 1, "{:?}", topology.notes);
+        assert!(topology.notes[0].contains("node 1 has no memory; its 2 cores work from node 3"));
+    }
+
+    #[test]
+    fn cpus_of_a_node_outside_the_memory_allowance_work_from_the_nearest() {
+        // cpuset.mems excludes node 1: hwloc doesn't show it, the kernel's CPU list does.
+        let nodes: [(u32, u64, &[u32]); 2] = [(0, 9, &[0, 1, 2]), (4, 9, &[6, 7])];
+        let raw = machine(&nodes, &[(0, &[0, 1, 2]), (1, &[3, 4, 5]), (4, &[6, 7])]);
+        let topology = raw.assemble(&all()).unwrap();
+        assert_eq!(placed(&topology), [(0, vec![0, 1, 2, 3, 4, 5]), (4, vec![6, 7])]);
+    }
+
+    #[test]
+    fn no_nodes_at_all_are_one_node() {
+        let topology = machine(&[], &[]).assemble(&all()).unwrap();
+        assert_eq!(placed(&topology), [(0, (0..8).collect())]);
+        assert!(machine(&[], &[]).assemble(&BTreeSet::new()).is_err());
+    }
+}

@@ -30,33 +30,22 @@ impl Topology {
     /// # Errors
     /// [`Error::Topology`] when no CPU is left.
     pub fn detect(allowed: Option<&[CpuId]>) -> Result<Self> {
-        let sysfs_root = Path::new("/sys");
         let main_thread = main_thread_mask();
-        let mut raw = match load_hwloc() {
-            Ok(hwloc) => raw_machine(&hwloc),
-            Err(why) => flat_machine(allowed.or(main_thread.as_deref()), &why),
-        };
-        match kernel_nodes(sysfs_root) {
-            Some(nodes) => {
-                raw.distances = distances(sysfs_root, &nodes.keys().copied().collect::<Vec<_>>());
-                raw.kernel_cpus = nodes;
+        let allowed = allowed.or(main_thread.as_deref());
+        let raw = match load_hwloc() {
+            Ok(hwloc) => {
+                let mut raw = raw_machine(&hwloc);
+                if !hwloc.is_this_system() {
+                    raw.notes.push(
+                        "An HWLOC_* variable makes hwloc describe another machine; unset it unless this is a test."
+                            .to_owned(),
+                    );
+                }
+                raw
             }
-            None => raw.notes.push(
-                "The kernel shows no NUMA nodes (no NUMA support, or a flat virtual machine); all memory counts as one node."
-                    .to_owned(),
-            ),
-        }
-        let allowed: BTreeSet<CpuId> = if let Some(cpus) = allowed.or(main_thread.as_deref()) {
-            cpus.iter().copied().collect()
-        } else {
-            raw.notes
-                .push("The process's affinity mask can't be read; all CPUs of its cpuset count.".to_owned());
-            raw.cores.iter().flatten().copied().collect()
+            Err(why) => flat_machine(allowed, &why),
         };
-        let mut topology = raw.assemble(&allowed)?;
-        topology.set_capacities(sysfs_root);
-        topology.quota_cpus = cpu_quota(Path::new("/"));
-        Ok(topology)
+        complete(raw, Path::new("/"), allowed)
     }
 
     /// A machine from hwloc's synthetic description, such as `pack:2 [numa] core:18 pu:2`; all CPUs allowed.
@@ -86,6 +75,31 @@ impl Topology {
         };
         raw.assemble(&allowed)
     }
+}
+
+/// Adds what `proc` and `sys` below `root` tell, and applies the allowance.
+fn complete(mut raw: RawMachine, root: &Path, allowed: Option<&[CpuId]>) -> Result<Topology> {
+    let sysfs_root = root.join("sys");
+    match kernel_nodes(&sysfs_root) {
+        Some(nodes) => {
+            raw.distances = distances(&sysfs_root, &nodes.keys().copied().collect::<Vec<_>>());
+            raw.kernel_cpus = nodes;
+        }
+        None => raw.notes.push(
+            "The kernel shows no NUMA nodes (no NUMA support, or a flat virtual machine); all memory counts as one node."
+                .to_owned(),
+        ),
+    }
+    let allowed: BTreeSet<CpuId> = if let Some(cpus) = allowed {
+        cpus.iter().copied().collect()
+    } else {
+        raw.notes.push("The process's affinity mask can't be read; all CPUs of its cpuset count.".to_owned());
+        raw.cores.iter().flatten().copied().collect()
+    };
+    let mut topology = raw.assemble(&allowed)?;
+    topology.set_capacities(&sysfs_root);
+    topology.quota_cpus = cpu_quota(root);
+    Ok(topology)
 }
 
 /// The running machine as hwloc sees it, without its x86 component: that one moves the calling thread from CPU
@@ -143,4 +157,58 @@ fn main_thread_mask() -> Option<Vec<CpuId>> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
     parse_cpu_list("Cpus_allowed_list", list).ok().filter(|cpus| !cpus.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(description: &str) -> RawMachine {
+        raw_machine(&TopologyBuilder::new().from_synthetic(description).unwrap().build().unwrap())
+    }
+
+    #[test]
+    fn a_kernel_without_nodes_is_one_node_with_one_note() {
+        let topology =
+            complete(raw("pack:1 core:4 pu:1"), Path::new("/nonexistent"), Some(&[CpuId(1), CpuId(2)]));
+        let topology = topology.unwrap();
+        assert_eq!(topology.nodes.len(), 1);
+        assert_eq!(topology.nodes[0].cores.len(), 2);
+        assert_eq!(topology.notes.len(), 1, "{:?}", topology.notes);
+        assert!(topology.notes[0].contains("no NUMA nodes"));
+    }
+
+    #[test]
+    fn an_unreadable_mask_is_noted() {
+        let topology = complete(raw("pack:1 core:4 pu:1"), Path::new("/nonexistent"), None).unwrap();
+        assert_eq!(topology.nodes[0].cores.len(), 4);
+        assert!(topology.notes.iter().any(|n| n.contains("affinity mask")), "{:?}", topology.notes);
+    }
+
+    #[test]
+    fn machines_without_core_objects_have_one_core_per_cpu() {
+        let topology = complete(raw("pack:2 pu:3"), Path::new("/nonexistent"), None).unwrap();
+        assert_eq!(topology.nodes[0].cores.len(), 6);
+    }
+
+    #[test]
+    fn a_machine_that_hwloc_cannot_read_is_flat() {
+        let topology = complete(
+            flat_machine(Some(&[CpuId(3), CpuId(5)]), "broken"),
+            Path::new("/nonexistent"),
+            Some(&[CpuId(3), CpuId(5)]),
+        )
+        .unwrap();
+        assert_eq!(topology.nodes[0].cores.len(), 2);
+        assert!(
+            topology.notes[0].contains("(broken); CPUs 3,5 count as one core each"),
+            "{:?}",
+            topology.notes
+        );
+    }
+
+    #[test]
+    fn the_main_thread_s_mask_can_be_read_here() {
+        assert!(!main_thread_mask().unwrap().is_empty());
+    }
 }

@@ -1,0 +1,224 @@
+//! Family `bf16amx`: bf16 rows and weights, f32 sums, on AMX tiles.
+//!
+//! Sixteen steps of half a panel are a B tile as they lie: 16 rows (pairs of `k`) of 16 channels, 128 bytes apart. An A tile
+//! is up to 16 rows of `x`, 32 `k` each. Up to 16 rows use two accumulators per channel half, for even and odd blocks of
+//! `k`, since a tile product waits for the previous one into the same tile; more rows use a 2 × 2 arrangement, which loads
+//! each weight tile once for 32 rows.
+
+use super::{Family, Kernel, Operand, TileArgs};
+use crate::format::{CodeKind, WeightFormat};
+use crate::simd::amx::{TileConfig, release};
+use crate::simd::{Cpu, IsaLevel};
+use crate::tile::{K_TILE, NR, STEP_BYTES};
+use std::arch::asm;
+use std::cell::RefCell;
+
+/// Bytes of a panel from one block of `K_TILE` to the next.
+const BLOCK_BYTES: usize = K_TILE / 2 * STEP_BYTES;
+
+/// `k` of a panel that stay in the first-level cache while several blocks of rows pass over them.
+const K_CACHE: usize = 512;
+
+const OUT_STRIDE: usize = NR * 4;
+
+thread_local! {
+    /// Rows that do not lie at a constant stride are copied here.
+    static GATHERED: RefCell<Vec<u16>> = const { RefCell::new(Vec::new()) };
+}
+
+/// # Safety
+///
+/// As [`super::RunFn`].
+unsafe fn run(a: &TileArgs<'_>) {
+    let (m, k) = (a.rows.m(), a.layout.k_padded());
+    // SAFETY: the caller's promise; rows are m times k_padded elements at the stride given.
+    unsafe {
+        match a.rows.stride_bytes() {
+            Some(stride) => tiles(a.panel, a.rows.row(0), stride, m, k, a.out),
+            None => GATHERED.with_borrow_mut(|rows| {
+                rows.clear();
+                for r in 0..m {
+                    rows.extend_from_slice(std::slice::from_raw_parts(a.rows.row(r).cast(), k));
+                }
+                tiles(a.panel, rows.as_ptr().cast(), k * 2, m, k, a.out);
+            }),
+        }
+        release();
+    }
+}
+
+/// All rows, in blocks of up to 32.
+///
+/// # Safety
+///
+/// As [`super::RunFn`], with `m` rows of `k` bf16 at `x`, `stride` bytes apart; AMX is available.
+unsafe fn tiles(panel: *const u8, x: *const u8, stride: usize, m: usize, k: usize, out: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if m <= 16 {
+            TileConfig::new([m as u8, m as u8, m as u8, m as u8, m as u8, m as u8, 16, 16]).load();
+            few(panel, x, stride, m, k, out);
+            return;
+        }
+        let depth = if m <= 32 { k } else { K_CACHE };
+        let mut second = usize::MAX;
+        for k0 in (0..k).step_by(depth) {
+            let k1 = (k0 + depth).min(k);
+            for first in (0..m).step_by(32) {
+                let rows = (m - first).min(32);
+                let (x, out) = (x.add(first * stride), out.add(first * NR));
+                // Rows of the second half; a single half is given one row of the other to have one code path.
+                let lower = rows.saturating_sub(16);
+                if lower == 0 {
+                    TileConfig::new([rows as u8, rows as u8, 0, 0, rows as u8, 0, 16, 16]).load();
+                    second = usize::MAX;
+                    one(panel, x, stride, k0, k1, out);
+                    continue;
+                }
+                if lower != second {
+                    let l = lower as u8;
+                    TileConfig::new([16, 16, l, l, 16, l, 16, 16]).load();
+                    second = lower;
+                }
+                two(panel, x, stride, k0, k1, out);
+            }
+        }
+    }
+}
+
+/// Starts accumulators 0 and 1 (`16` rows) from `out`, or from zero at the first `k`.
+macro_rules! start {
+    ($c0:literal, $c1:literal, $fresh:expr, $out:expr) => {
+        if $fresh {
+            asm!(concat!("tilezero ", $c0), concat!("tilezero ", $c1), options(nostack, preserves_flags, nomem));
+        } else {
+            asm!(
+                concat!("tileloadd ", $c0, ", [{out} + {stride}*1]"),
+                concat!("tileloadd ", $c1, ", [{out} + {stride}*1 + 64]"),
+                out = in(reg) $out, stride = in(reg) OUT_STRIDE,
+                options(nostack, preserves_flags, readonly)
+            );
+        }
+    };
+}
+
+macro_rules! finish {
+    ($c0:literal, $c1:literal, $out:expr) => {
+        asm!(
+            concat!("tilestored [{out} + {stride}*1], ", $c0),
+            concat!("tilestored [{out} + {stride}*1 + 64], ", $c1),
+            out = in(reg) $out, stride = in(reg) OUT_STRIDE,
+            options(nostack, preserves_flags)
+        )
+    };
+}
+
+/// One block of `K_TILE`: accumulators `$c0`, `$c1` += rows `$a` × both channel halves.
+macro_rules! product {
+    ($c0:literal, $c1:literal, $at:literal, $x:expr, $stride:expr, $b:expr) => {
+        asm!(
+            concat!("tileloadd ", $at, ", [{x} + {sx}*1]"),
+            "tileloadd tmm6, [{b} + {sb}*1]",
+            concat!("tdpbf16ps ", $c0, ", ", $at, ", tmm6"),
+            "tileloadd tmm7, [{b} + {sb}*1 + 64]",
+            concat!("tdpbf16ps ", $c1, ", ", $at, ", tmm7"),
+            x = in(reg) $x, sx = in(reg) $stride, b = in(reg) $b, sb = in(reg) STEP_BYTES,
+            options(nostack, preserves_flags, readonly)
+        )
+    };
+}
+
+/// At most 16 rows, whole `k`; tiles 0, 1 for even and 2, 3 for odd blocks.
+///
+/// # Safety
+///
+/// As [`tiles`]; tiles 0 to 5 have `m` rows, 6 and 7 have 16.
+unsafe fn few(panel: *const u8, x: *const u8, stride: usize, m: usize, k: usize, out: *mut f32) {
+    let blocks = k / K_TILE;
+    let mut odd = [0f32; 16 * NR];
+    // SAFETY: the caller's promise covers every block; `odd` holds 16 rows of a panel's channels.
+    unsafe {
+        for pair in 0..blocks / 2 {
+            let (b, x) = (panel.add(pair * 2 * BLOCK_BYTES), x.add(pair * 2 * K_TILE * 2));
+            prefetch(b.wrapping_add(PREFETCH_BYTES), 2 * BLOCK_BYTES);
+            product!("tmm0", "tmm1", "tmm4", x, stride, b);
+            product!("tmm2", "tmm3", "tmm5", x.add(K_TILE * 2), stride, b.add(BLOCK_BYTES));
+        }
+        if blocks % 2 == 1 {
+            let last = blocks - 1;
+            product!("tmm0", "tmm1", "tmm4", x.add(last * K_TILE * 2), stride, panel.add(last * BLOCK_BYTES));
+        }
+        finish!("tmm0", "tmm1", out);
+        finish!("tmm2", "tmm3", odd.as_mut_ptr());
+        for (i, part) in odd[..m * NR].iter().enumerate() {
+            *out.add(i) += part;
+        }
+    }
+}
+
+/// Bytes ahead of the current block that are asked for: the weights come from memory once and in order.
+const PREFETCH_BYTES: usize = 4096;
+
+/// Asks for `bytes` from `p` on; the address may lie outside of the panel.
+#[inline(always)]
+fn prefetch(p: *const u8, bytes: usize) {
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+    for line in (0..bytes).step_by(64) {
+        // SAFETY: a prefetch touches no memory architecturally and faults on no address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(line).cast()) };
+    }
+}
+
+/// At most 16 rows over `k0 .. k1`, added to `out` unless `k0` is 0.
+///
+/// # Safety
+///
+/// As [`tiles`]; tiles 0, 1 and 4 have the rows of the block, 6 and 7 have 16.
+unsafe fn one(panel: *const u8, x: *const u8, stride: usize, k0: usize, k1: usize, out: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        start!("tmm0", "tmm1", k0 == 0, out);
+        for k in (k0..k1).step_by(K_TILE) {
+            product!("tmm0", "tmm1", "tmm4", x.add(k * 2), stride, panel.add(k / K_TILE * BLOCK_BYTES));
+        }
+        finish!("tmm0", "tmm1", out);
+    }
+}
+
+/// 17 to 32 rows over `k0 .. k1`, added to `out` unless `k0` is 0.
+///
+/// # Safety
+///
+/// As [`tiles`]; tiles 0, 1, 4, 6 and 7 have 16 rows, 2, 3 and 5 the rest of the block.
+unsafe fn two(panel: *const u8, x: *const u8, stride: usize, k0: usize, k1: usize, out: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (x1, out1) = (x.add(16 * stride), out.add(16 * NR));
+        start!("tmm0", "tmm1", k0 == 0, out);
+        start!("tmm2", "tmm3", k0 == 0, out1);
+        for k in (k0..k1).step_by(K_TILE) {
+            asm!(
+                "tileloadd tmm4, [{x0} + {sx}*1]",
+                "tileloadd tmm6, [{b} + {sb}*1]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm5, [{x1} + {sx}*1]",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tileloadd tmm7, [{b} + {sb}*1 + 64]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                x0 = in(reg) x.add(k * 2), x1 = in(reg) x1.add(k * 2), sx = in(reg) stride,
+                b = in(reg) panel.add(k / K_TILE * BLOCK_BYTES), sb = in(reg) STEP_BYTES,
+                options(nostack, preserves_flags, readonly)
+            );
+        }
+        finish!("tmm0", "tmm1", out);
+        finish!("tmm2", "tmm3", out1);
+    }
+}
+
+/// Adds the kernels of this family that `cpu` can run.
+pub(super) fn kernels(format: WeightFormat, cpu: Cpu, out: &mut Vec<Kernel>) {
+    if cpu.amx() && format.code == CodeKind::Bf16 {
+        out.push(Kernel::new(Family::Bf16Amx, IsaLevel::Amx, "amx", format, Operand::Bf16, 16, run));
+    }
+}

@@ -1,0 +1,1 @@
+"""The report: a JSON tree, and the same as Markdown."""

@@ -1,0 +1,2 @@
+#!/bin/bash
+API_PORT=8000 llamafactory-cli api config.yaml
