@@ -356,6 +356,29 @@ def test_model_folder(audit: Audit) -> None:
     )
 
 
+def test_guessed_hardware_makes_no_p0(audit: Audit) -> None:
+    """A GPU in a file name or a comment is a guess; given on the command line it is not."""
+    big = "vllm serve meta-llama/Llama-3.3-70B-Instruct --max-model-len 8192\n"
+    named = audit({"serve_h100.sh": big})
+    assert named.priority("C1.does_not_fit") == "P1"
+    commented = audit({"s.sh": f"# runs on 1x A100\n{big}"})
+    assert commented.priority("C1.does_not_fit") == "P1"
+    assert commented.tree["units"][0]["hardware"]["source"] == "comment s.sh:1"
+    assert audit({"s.sh": big}, "--gpu", "H100:1").priority("C1.does_not_fit") == "P0"
+    assert "C1.does_not_fit" not in audit({"s.sh": big}).rules
+
+
+def test_compose_service_built_from_a_dockerfile(audit: Audit) -> None:
+    compose = "services:\n  a:\n    build: ./server\n    ports: ['8000:8000']\n"
+    docker = 'FROM python:3.12\nENV VLLM_USE_V1=0\nCMD ["vllm", "serve", "Qwen/Qwen3-8B"]\n'
+    run = audit({"compose.yaml": compose, "server/Dockerfile": docker})
+    assert [u["id"] for u in run.tree["units"]] == ["server/Dockerfile:3"]
+    assert {"A4.v1_off_ignored", "I5.open"} <= set(run.rules)
+    own = compose + "    command: vllm serve Qwen/Qwen3-4B\n"
+    run = audit({"compose.yaml": own, "server/Dockerfile": docker})
+    assert run.rules.count("A4.v1_off_ignored") == 2
+
+
 def test_single_values() -> None:
     assert [human_int(t) for t in ("1k", "1K", "25.6k", "2.5K", "2M", "x")] == [
         1000,

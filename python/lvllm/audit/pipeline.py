@@ -200,7 +200,7 @@ def _context(unit: Unit, mode: str, units: Sequence[Unit], result: Result, reque
         request.goal, units, result.texts.get,
     )  # fmt: skip
     sizes = context.tp * context.pp * context.dp if context.sizes_known() else None
-    context.hardware = hardware.detect(unit, request.given, sizes)
+    context.hardware = hardware.detect(unit, request.given, sizes, result.texts.get)
     context.hybrid_shown = context.hybrid or fits_host_only(context)
     return context
 

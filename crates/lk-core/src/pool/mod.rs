@@ -40,6 +40,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "cuda")]
+pub(crate) use affinity::prepare_service_thread;
 pub use barrier::Aborted;
 use fork::Origin;
 use seats::Seats;

@@ -33,6 +33,7 @@ _BRANCHES = frozenset(
 )
 MAX_DEPTH = 200
 MAX_WORD = 20_000
+MAX_WORDS = 5_000
 
 
 @cache
@@ -188,7 +189,7 @@ class _Walker:
                 words += self.expand(child)
         if words:
             exported = {k: v for k, v in self.script.variables.items() if v.exported}
-            self.script.commands.append(Command(words, prefix, exported, self.line(node)))
+            self.script.commands.append(Command(words[:MAX_WORDS], prefix, exported, self.line(node)))
             if words[0].value == "export":
                 for word in words[1:]:
                     name, equals, value = word.value.partition("=")
