@@ -111,21 +111,23 @@ test-isa: deps ## kernel and layer tests once more on every lesser instruction s
 test-loom: deps ## model-check the pool's barriers
 	@RUSTFLAGS="--cfg loom" cargo test -p lk-core --locked --target-dir target/loom --lib -- pool::
 
-PYTEST = -m pytest -p no:cacheprovider --timeout 600
+# Tests start `vllm` and `lvllm` by name, as users do.
+PYTEST = bin/python -m pytest -p no:cacheprovider --timeout 600
+RUN_IN = @PATH="$(CURDIR)/$(1)/bin:$$PATH" $(1)/$(PYTEST)
 test-unit: install ## Python tests without vLLM's engine
-	@$(VENV)/bin/python $(PYTEST) -m "not slow" tests/unit
+	$(call RUN_IN,$(VENV)) -m "not slow" tests/unit
 
 test-vllm: install ## Python tests against vLLM's CPU build
-	@$(VENV)/bin/python $(PYTEST) -m "not slow" tests/vllm
+	$(call RUN_IN,$(VENV)) -m "not slow" tests/vllm
 
 test-vllm-old: install-old
-	@$(OLD)/bin/python $(PYTEST) -m "not slow" tests/vllm
+	$(call RUN_IN,$(OLD)) -m "not slow" tests/vllm
 
 test-slow: install
-	@$(VENV)/bin/python $(PYTEST) -m slow tests/unit tests/vllm
+	$(call RUN_IN,$(VENV)) -m slow tests/unit tests/vllm
 
 test-gpu: install ## tests that need an NVIDIA GPU
-	@$(VENV)/bin/python $(PYTEST) tests/gpu
+	$(call RUN_IN,$(VENV)) tests/gpu
 
 # --- benchmarks -------------------------------------------------------------------------------------------------------
 
