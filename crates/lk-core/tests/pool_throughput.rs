@@ -8,8 +8,8 @@ mod plans;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use plans::{allowed_cpus, pool};
 use lk_core::pool::StealRange;
+use plans::{allowed_cpus, pool};
 
 /// One test at a time.
 fn alone() -> MutexGuard<'static, ()> {
