@@ -66,7 +66,7 @@ wheel-check: wheel ## what the wheel links, carries, and that it imports without
 
 install: wheel env
 	@tools/stamped.sh $(VENV)/.lvllm-stamp '$(VENV)/bin/lvllm' \
-	  '$(VENV)/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-index --force-reinstall dist/lvllm-*.whl' \
+	  '$(VENV)/bin/python -m pip install -q --disable-pip-version-check --force-reinstall --no-deps --no-index dist/lvllm-*.whl && $(VENV)/bin/python -m pip install -q --disable-pip-version-check dist/lvllm-*.whl' \
 	  dist $(VENV)/lvllm-env.json
 
 install-old: wheel env-old
@@ -115,7 +115,7 @@ test-loom: deps ## model-check the pool's barriers
 PYTEST = bin/python -m pytest -p no:cacheprovider --timeout 600
 RUN_IN = @PATH="$(CURDIR)/$(1)/bin:$$PATH" $(1)/$(PYTEST)
 test-unit: install ## Python tests without vLLM's engine
-	$(call RUN_IN,$(VENV)) -m "not slow" tests/unit
+	$(call RUN_IN,$(VENV)) -m "not slow" tests/unit tests/audit
 
 test-vllm: install ## Python tests against vLLM's CPU build
 	$(call RUN_IN,$(VENV)) -m "not slow" tests/vllm
@@ -124,7 +124,7 @@ test-vllm-old: install-old
 	$(call RUN_IN,$(OLD)) -m "not slow" tests/vllm
 
 test-slow: install
-	$(call RUN_IN,$(VENV)) -m slow tests/unit tests/vllm
+	$(call RUN_IN,$(VENV)) -m slow tests/unit tests/audit tests/vllm
 
 test-gpu: install ## tests that need an NVIDIA GPU
 	$(call RUN_IN,$(VENV)) tests/gpu

@@ -33,7 +33,7 @@ def serve(rest: Sequence[str]) -> int:
     program = shutil.which("vllm", path=os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]))
     if program is None:
         print(
-            "lvllm serve: there is no command `vllm` beside this Python or on PATH; install vLLM (see `lvllm doctor`).",
+            "lvllm serve: no command `vllm` beside this Python or on PATH; install vLLM (see lvllm doctor).",
             file=sys.stderr,
         )
         return EXIT_PROBLEMS
