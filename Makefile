@@ -66,7 +66,7 @@ wheel-check: wheel ## what the wheel links, carries, and that it imports without
 
 install: wheel env
 	@tools/stamped.sh $(VENV)/.lvllm-stamp '$(VENV)/bin/lvllm' \
-	  '$(VENV)/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-index --force-reinstall dist/lvllm-*.whl' \
+	  '$(VENV)/bin/python -m pip install -q --disable-pip-version-check --force-reinstall --no-deps --no-index dist/lvllm-*.whl && $(VENV)/bin/python -m pip install -q --disable-pip-version-check dist/lvllm-*.whl' \
 	  dist $(VENV)/lvllm-env.json
 
 install-old: wheel env-old

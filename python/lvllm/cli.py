@@ -28,10 +28,12 @@ def _bench(args: argparse.Namespace) -> int:
 
 def serve(rest: Sequence[str]) -> int:
     """Replace this process by `vllm serve` with the master switch on; every option is vLLM's own."""
-    program = shutil.which("vllm")
+    # The vLLM of this interpreter's environment comes first, activated or not.
+    beside = os.path.dirname(sys.executable)
+    program = shutil.which("vllm", path=os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]))
     if program is None:
         print(
-            "lvllm serve: the command `vllm` is not on PATH; install vLLM (see `lvllm doctor`).",
+            "lvllm serve: no command `vllm` beside this Python or on PATH; install vLLM (see lvllm doctor).",
             file=sys.stderr,
         )
         return EXIT_PROBLEMS

@@ -311,7 +311,7 @@ impl Engine {
 
     /// Places memory on nodes.
     pub(crate) fn binder(&self) -> &dyn MemBinder {
-        &self.0.binder
+        self.0.binder()
     }
 
     /// Refuses all later steps and intakes. The workers sleep, and end with the last layer of the engine.

@@ -53,11 +53,7 @@ impl Routing {
         self.counts.resize(num_experts, 0);
         for (i, &id) in topk_ids.iter().enumerate() {
             if let Some(e) =
-<<<<<<< HEAD
-                local_expert(id, num_experts, expert_map).map_err(|m| out_of_range(i, top_k, m))?
-=======
                 local_expert(id, num_experts, expert_map).map_err(|m| out_of_range(i, top_k, &m))?
->>>>>>> main
             {
                 self.counts[e] += 1;
             }

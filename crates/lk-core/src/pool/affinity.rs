@@ -54,5 +54,5 @@ pub(crate) fn prepare_service_thread(cpus: &[CpuId]) -> io::Result<()> {
     block_signals();
     // SAFETY: changes a number of the calling thread; a refusal makes naps longer.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1 as libc::c_ulong) };
-    bind_current_thread(cpus)
+    bind_thread(0, cpus)
 }

@@ -27,7 +27,7 @@ fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
 }
 
 fn no_spin() -> SpinBudget {
-    SpinBudget::new(Duration::ZERO)
+    SpinBudget::new(Duration::ZERO, false)
 }
 
 /// Data written before `advance` is seen after `wait`, by spinning and by sleeping waiters, in two generations.
@@ -143,7 +143,7 @@ fn loom_barrier_abort_releases_waiters() {
 
 /// Runs `body` as the caller of a pool with the given nodes, then ends the worker threads.
 fn with_workers(node_workers: &[usize], body: impl FnOnce(&Shared)) {
-    let shared = Arc::new(Shared::new(node_workers, Duration::ZERO, Duration::ZERO));
+    let shared = Arc::new(Shared::new(node_workers, Duration::ZERO, Duration::ZERO, false));
     let threads: Vec<_> = (1..node_workers.iter().sum())
         .map(|index| {
             let shared = Arc::clone(&shared);
