@@ -28,9 +28,8 @@ def _bench(args: argparse.Namespace) -> int:
 
 def serve(rest: Sequence[str]) -> int:
     """Replace this process by `vllm serve` with the master switch on; every option is vLLM's own."""
-    # The vLLM of this interpreter's environment comes first, activated or not.
-    beside = os.path.dirname(sys.executable)
-    program = shutil.which("vllm", path=os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]))
+    # An environment that is not activated has its commands beside the interpreter only.
+    program = shutil.which("vllm") or shutil.which("vllm", path=os.path.dirname(sys.executable))
     if program is None:
         print(
             "lvllm serve: no command `vllm` beside this Python or on PATH; install vLLM (see lvllm doctor).",

@@ -1,7 +1,7 @@
 //! `lk_core::Error` as Python exceptions.
 
 use pyo3::create_exception;
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 create_exception!(lvllm._lk, LkError, PyRuntimeError, "An error of the native engine.");
@@ -31,6 +31,7 @@ impl From<PyLkError> for PyErr {
         let text = error.to_string();
         match error {
             E::UnsupportedFormat(_) => UnsupportedFormatError::new_err(text),
+            E::Config(_) | E::Argument(_) | E::Shape(_) => PyValueError::new_err(text),
             E::CudaUnavailable(_) => CudaUnavailableError::new_err(text),
             _ => LkError::new_err(text),
         }
