@@ -24,15 +24,15 @@ fn rate(kernel: &Kernel, layout: &TileLayout, m: usize, quick: bool, threads: us
             let weights = support::random_packed(&matrix, i as u64 + 1);
             (
                 weights,
-                vec![0.25f32; m * layout.k_padded()],
-                vec![0x3e80u16; m * layout.k_padded()],
+                vec![0.25f32; m * stride(layout)],
+                vec![0x3e80u16; m * stride(layout)],
                 vec![0f32; m * NR],
             )
         },
         |(weights, x, xb, out)| {
             let rows = match kernel.operand() {
-                Operand::F32 => Rows::f32(x, layout.k_padded(), layout.k_padded()),
-                Operand::Bf16 => Rows::bf16(xb, layout.k_padded(), layout.k_padded()),
+                Operand::F32 => Rows::f32(x, layout.k_padded(), stride(layout)),
+                Operand::Bf16 => Rows::bf16(xb, layout.k_padded(), stride(layout)),
             };
             for _ in 0..repeat {
                 for panel in weights.chunks_exact(layout.panel_bytes()) {
@@ -46,6 +46,11 @@ fn rate(kernel: &Kernel, layout: &TileLayout, m: usize, quick: bool, threads: us
     let best = rounds.iter().map(|r| r.1).min().unwrap().as_secs_f64();
     let flops = 2.0 * (m * NR * PANELS * layout.k() * threads * repeat) as f64;
     (flops / best / 1e9, best * 1e6 / repeat as f64)
+}
+
+/// Elements from row to row: not a power of two, which would put all rows of a tile into one set of a cache.
+fn stride(layout: &TileLayout) -> usize {
+    layout.k_padded() + 32
 }
 
 fn main() {

@@ -1,7 +1,7 @@
 //! Few rows: weights stream from memory once, and the read bandwidth of the same run is the limit.
 //!
-//! `cargo bench --bench gemv -- [--quick] [--threads N] [--format NAME] [--hot]`: one row per format, kernel and number of
-//! rows. GB/s count packed bytes, scales included. `--hot` keeps the panels in the second-level cache instead.
+//! `cargo bench --bench gemv -- [--quick] [--threads N] [--format NAME] [--kernel PREFIX] [--rows M] [--hot]`: one row per
+//! format, kernel and number of rows. GB/s count packed bytes, scales included. `--hot` keeps the panels in the second-level cache instead.
 #![allow(clippy::print_stdout, clippy::unwrap_used, missing_docs, reason = "a bench")]
 
 #[path = "../tests/kernels/support.rs"]
@@ -20,6 +20,8 @@ struct Options {
     hot: bool,
     threads: Option<usize>,
     format: Option<String>,
+    kernel: Option<String>,
+    rows: Option<usize>,
 }
 
 /// GB/s of packed weights and the time of one pass, best of the rounds.
@@ -44,18 +46,18 @@ fn rate(
         |i| {
             let one = TileLayout::new(layout.format(), NR, layout.k()).unwrap();
             let panel = support::random_packed(&one, i as u64 + 1);
-            let mut weights = Vec::with_capacity(panels * panel.len());
-            for _ in 0..panels {
-                weights.extend_from_slice(&panel);
+            let mut weights = limits::huge_vec(panels * panel.len(), 0u8).unwrap();
+            for place in weights.chunks_exact_mut(panel.len()) {
+                place.copy_from_slice(&panel);
             }
-            let x = vec![0.25f32; m * layout.k_padded()];
-            let xb = vec![0x3e80u16; m * layout.k_padded()];
+            let x = vec![0.25f32; m * stride(layout)];
+            let xb = vec![0x3e80u16; m * stride(layout)];
             (weights, x, xb, vec![0f32; m * NR])
         },
         |(weights, x, xb, out)| {
             let rows = match kernel.operand() {
-                Operand::F32 => Rows::f32(x, layout.k_padded(), layout.k_padded()),
-                Operand::Bf16 => Rows::bf16(xb, layout.k_padded(), layout.k_padded()),
+                Operand::F32 => Rows::f32(x, layout.k_padded(), stride(layout)),
+                Operand::Bf16 => Rows::bf16(xb, layout.k_padded(), stride(layout)),
             };
             for _ in 0..repeat {
                 for panel in weights.chunks_exact(layout.panel_bytes()) {
@@ -72,6 +74,11 @@ fn rate(
     (bytes as f64 / best.as_secs_f64() / 1e9, best)
 }
 
+/// Elements from row to row: not a power of two, which would put all rows of a tile into one set of a cache.
+fn stride(layout: &TileLayout) -> usize {
+    layout.k_padded() + 32
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let value =
@@ -81,6 +88,8 @@ fn main() {
         hot: arguments.iter().any(|a| a == "--hot"),
         threads: value("--threads").and_then(|t| t.parse().ok()),
         format: value("--format"),
+        kernel: value("--kernel"),
+        rows: value("--rows").and_then(|m| m.parse().ok()),
     };
     let threads = options.threads.unwrap_or_else(|| limits::allowed_cpus().len());
     let cpu = Cpu::detect();
@@ -103,7 +112,13 @@ fn main() {
         let limit = read(());
         let set = KernelSet::build(format, cpu, Dtype::Bf16).unwrap();
         for kernel in set.kernels() {
+            if options.kernel.as_ref().is_some_and(|k| !kernel.name().starts_with(k.as_str())) {
+                continue;
+            }
             for m in [1, 2, 4, 8, 16] {
+                if options.rows.is_some_and(|only| only != m) {
+                    continue;
+                }
                 let (rate, time) = rate(kernel, &layout, m, &options, threads);
                 println!(
                     "{:34} {:20} {m:>3} {rate:>9.1} {:>11.0} {limit:>9.1} {:>5.0}%",

@@ -1,6 +1,8 @@
 //! Limits of the machine, measured: what reports and kernels are held against.
 
-pub use crate::kernel::limits::{allowed_cpus, pin_to, read_bandwidth, read_bandwidth_over, together};
+pub use crate::kernel::limits::{
+    allowed_cpus, huge_vec, pin_to, read_bandwidth, read_bandwidth_over, together,
+};
 
 use crate::Result;
 use crate::kernel::limits;

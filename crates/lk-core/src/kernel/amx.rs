@@ -16,8 +16,9 @@ use std::cell::RefCell;
 /// Bytes of a panel from one block of `K_TILE` to the next.
 const BLOCK_BYTES: usize = K_TILE / 2 * STEP_BYTES;
 
-/// `k` of a panel that stay in the first-level cache while several blocks of rows pass over them.
-const K_CACHE: usize = 512;
+/// `k` of a panel that several blocks of rows pass over before the next: 128 KiB of weights, which the second-level cache
+/// holds beside the rows.
+const K_CACHE: usize = 2048;
 
 const OUT_STRIDE: usize = NR * 4;
 
@@ -197,6 +198,9 @@ unsafe fn two(panel: *const u8, x: *const u8, stride: usize, k0: usize, k1: usiz
         start!("tmm0", "tmm1", k0 == 0, out);
         start!("tmm2", "tmm3", k0 == 0, out1);
         for k in (k0..k1).step_by(K_TILE) {
+            for r in 0..32 {
+                prefetch(x.wrapping_add(k * 2 + 64 + r * stride), 64);
+            }
             asm!(
                 "tileloadd tmm4, [{x0} + {sx}*1]",
                 "tileloadd tmm6, [{b} + {sb}*1]",

@@ -9,6 +9,9 @@ use crate::tile::{NR, STEP_BYTES};
 use std::arch::x86_64::*;
 use std::mem::transmute;
 
+/// Bytes ahead of the current step that are asked for.
+const PREFETCH_BYTES: usize = 4096;
+
 /// `count` rows from `first` on in `MR` accumulators; steps are dealt over `CH` accumulators.
 ///
 /// # Safety
@@ -25,6 +28,8 @@ unsafe fn block<const MR: usize, const CH: usize>(a: &TileArgs<'_>, first: usize
         while s < steps {
             for ch in 0..CH {
                 let step = a.panel.add((s + ch) * STEP_BYTES);
+                _mm_prefetch::<_MM_HINT_T0>(step.wrapping_add(PREFETCH_BYTES).cast());
+                _mm_prefetch::<_MM_HINT_T0>(step.wrapping_add(PREFETCH_BYTES + 64).cast());
                 let w: [__m512bh; 2] = [
                     transmute(_mm512_loadu_si512(step.cast())),
                     transmute(_mm512_loadu_si512(step.add(64).cast())),

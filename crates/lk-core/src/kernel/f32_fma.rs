@@ -97,6 +97,9 @@ macro_rules! unroll {
     };
 }
 
+/// Bytes ahead of the current step that are asked for: weights come from memory once and in order.
+const PREFETCH_BYTES: usize = 4096;
+
 /// Weights of one `k` with zero point and scale applied as `FLAGS` says.
 struct Adjust<I: F32Isa, const NV: usize> {
     scale: [I::F; NV],
@@ -130,6 +133,13 @@ unsafe fn accumulate<
         let mut step = codes.add(k0 / C::KU * STEP_BYTES);
         let mut k = k0;
         while k < k1 {
+            for line in 0..C::STEPS * NV * I::LANES / 16 {
+                I::prefetch(step.wrapping_add(
+                    PREFETCH_BYTES
+                        + line / (NV * I::LANES / 16) * STEP_BYTES
+                        + line % (NV * I::LANES / 16) * 64,
+                ));
+            }
             unroll!(s < C::STEPS, {
                 let mut words = [C::prepare::<I>(I::load_words(step.add(s * STEP_BYTES))); NV];
                 for v in 1..NV {

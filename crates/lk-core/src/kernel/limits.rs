@@ -129,15 +129,7 @@ pub fn read_bandwidth_over(threads: Option<usize>, bytes: usize, rounds: usize) 
     let words = (bytes / count / 8).next_multiple_of(64);
     let rounds = together(
         Some(count),
-        |_| {
-            let mut data = Vec::<u64>::new();
-            if data.try_reserve_exact(words).is_err() {
-                return Vec::new();
-            }
-            advise_huge(data.as_mut_ptr().cast(), words * 8);
-            data.resize(words, 1);
-            data
-        },
+        |_| huge_vec(words, 1u64).unwrap_or_default(),
         |data| {
             // SAFETY: the features are those that `cpu` reports.
             let sum = unsafe {
@@ -169,7 +161,16 @@ pub fn read_bandwidth_over(threads: Option<usize>, bytes: usize, rounds: usize) 
     Ok(best)
 }
 
-/// Asks for huge pages as the weights' arena does: with small pages address translation is a part of what is measured.
+/// A vector on huge pages where the system has them, as the weights' arena is: with small pages address translation would be
+/// a part of what is measured. `None` if the memory cannot be had.
+pub fn huge_vec<T: Copy>(len: usize, value: T) -> Option<Vec<T>> {
+    let mut data = Vec::<T>::new();
+    data.try_reserve_exact(len).ok()?;
+    advise_huge(data.as_mut_ptr().cast(), len * std::mem::size_of::<T>());
+    data.resize(len, value);
+    Some(data)
+}
+
 fn advise_huge(p: *mut u8, bytes: usize) {
     #[cfg(target_os = "linux")]
     {
@@ -189,16 +190,15 @@ fn read_scalar(data: &[u64]) -> u64 {
     data.iter().fold(0, |sum, x| sum ^ x)
 }
 
-/// A loop of so many iterations; returns the operations done.
-type PeakLoop = unsafe fn(usize) -> f64;
-
 /// Peak rates of the products that kernels are made of.
 ///
 /// # Errors
 ///
 /// If a measuring thread panics.
 pub(crate) fn peaks(threads: Option<usize>, cpu: Cpu) -> Result<Peaks> {
-    let mut loops: Vec<(&'static str, PeakLoop)> = Vec::new();
+    /// Runs some turns of a product and returns the operations done.
+    type Loop = unsafe fn(usize) -> f64;
+    let mut loops: Vec<(&'static str, Loop)> = Vec::new();
     #[cfg(target_arch = "x86_64")]
     {
         if cpu.avx512() {

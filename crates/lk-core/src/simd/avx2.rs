@@ -101,6 +101,11 @@ impl F32Isa for Avx2 {
     );
 
     op!(
+        fn prefetch(p: *const u8) -> () {
+            _mm_prefetch::<_MM_HINT_T0>(p.cast());
+        }
+    );
+    op!(
         fn load_words(p: *const u8) -> __m256i {
             _mm256_loadu_si256(p.cast())
         }

@@ -120,6 +120,11 @@ macro_rules! shared_ops {
         );
 
         op!(
+            fn prefetch(p: *const u8) -> () {
+                _mm_prefetch::<_MM_HINT_T0>(p.cast());
+            }
+        );
+        op!(
             fn load_words(p: *const u8) -> __m512i {
                 _mm512_loadu_si512(p.cast())
             }

@@ -59,6 +59,9 @@ pub(crate) trait F32Isa: Copy + Send + Sync + 'static {
     unsafe fn round_i32(a: Self::F) -> Self::W;
     unsafe fn from_i32(w: Self::W) -> Self::F;
 
+    /// Asks for the cache line of any address.
+    unsafe fn prefetch(p: *const u8);
+
     /// `LANES` words at any alignment.
     unsafe fn load_words(p: *const u8) -> Self::W;
     unsafe fn splat_word(x: u32) -> Self::W;

@@ -89,6 +89,8 @@ impl F32Isa for Scalar {
         w.map(|x| x as i32 as f32)
     }
 
+    unsafe fn prefetch(_: *const u8) {}
+
     unsafe fn load_words(p: *const u8) -> Self::W {
         // SAFETY: the trait's promise on pointers.
         unsafe { read(p.cast::<u32>()) }.map(u32::from_le)
