@@ -161,10 +161,17 @@ fn with_workers(node_workers: &[usize], body: impl FnOnce(&Shared)) {
 /// and what workers wrote without synchronisation of their own is there when `dispatch` returns.
 #[test]
 fn loom_jobs_are_handed_out_and_end() {
-    model(3, || {
-        with_workers(&[2], |shared| {
-            for round in 0..2 {
-                let cells = [UnsafeCell::new(0), UnsafeCell::new(0)];
+    jobs(3, 2, &[2]);
+    // Two threads of one node, and one thread on each of two: every counter has more than one writer.
+    jobs(1, 1, &[3]);
+    jobs(1, 1, &[1, 1, 1]);
+}
+
+fn jobs(preemptions: usize, rounds: i32, node_workers: &'static [usize]) {
+    model(preemptions, move || {
+        with_workers(node_workers, |shared| {
+            for round in 0..rounds {
+                let cells: Vec<_> = shared.workers.iter().map(|_| UnsafeCell::new(0)).collect();
                 let cells = Cells(&cells);
                 shared.dispatch(&|worker| {
                     // SAFETY: one worker per cell; the caller looks after the job.
