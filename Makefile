@@ -64,15 +64,19 @@ wheel: build-env ## release wheel in dist/
 wheel-check: wheel ## what the wheel links, carries, and that it imports without vLLM
 	@$(BUILD)/bin/python tools/check_wheel.py dist/lvllm-*.whl
 
+# The wheel itself by force, since its version stays while its content changes; then what it depends on, by the
+# same pins as the environment.
+define INSTALL
+	@tools/stamped.sh $(1)/.lvllm-stamp '$(1)/bin/lvllm' \
+	  '$(1)/bin/python -m pip install -q --disable-pip-version-check --force-reinstall --no-deps --no-index dist/lvllm-*.whl
+	   $(1)/bin/python -m pip install -q --disable-pip-version-check -c tools/requirements-test.txt dist/lvllm-*.whl' \
+	  dist $(1)/lvllm-env.json tools/requirements-test.txt
+endef
 install: wheel env
-	@tools/stamped.sh $(VENV)/.lvllm-stamp '$(VENV)/bin/lvllm' \
-	  '$(VENV)/bin/python -m pip install -q --disable-pip-version-check --force-reinstall --no-deps --no-index dist/lvllm-*.whl && $(VENV)/bin/python -m pip install -q --disable-pip-version-check dist/lvllm-*.whl' \
-	  dist $(VENV)/lvllm-env.json
+	$(call INSTALL,$(VENV))
 
 install-old: wheel env-old
-	@tools/stamped.sh $(OLD)/.lvllm-stamp '$(OLD)/bin/lvllm' \
-	  '$(OLD)/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-index --force-reinstall dist/lvllm-*.whl' \
-	  dist $(OLD)/lvllm-env.json
+	$(call INSTALL,$(OLD))
 
 demo: install ## build, install beside stock vLLM, serve a small MoE model and ask it a question
 	@$(VENV)/bin/python tools/demo.py
