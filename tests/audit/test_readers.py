@@ -339,6 +339,15 @@ def test_configuration_false_lines(audit: Audit) -> None:
     assert run.code == 1
 
 
+def test_configuration_of_the_api_server_module(audit: Audit) -> None:
+    """Its parser has the options itself, so a dashed `false` line is passed on as --no-…"""
+    yaml = "model: Qwen/Qwen3-8B\nenable-prefix-caching: false\nenable_chunked_prefill: false\n"
+    run = audit({"s.sh": "python -m vllm.entrypoints.openai.api_server --config c.yaml\n", "c.yaml": yaml})
+    assert "E4.off" in run.rules
+    dropped = [a["evidence"][0]["line"] for a in run.tree["advisories"] if a["rule"] == "X7.dropped"]
+    assert dropped == [3]
+
+
 def test_model_folder(audit: Audit) -> None:
     config = {"model_type": "qwen3_moe", "num_experts": 128, "num_hidden_layers": 48, "hidden_size": 2048,
               "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "moe_intermediate_size": 768,

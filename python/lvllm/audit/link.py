@@ -152,7 +152,8 @@ class _Linker:
         unit.config_files += sorted({f.site.file for f in config.values()})
 
     def _config_key(self, unit: Unit, name: str, fact: Fact) -> None:
-        if fact.value is False:
+        # The API server module's own parser knows `--no-KEY` and takes dashed keys; `vllm serve` does not.
+        if fact.value is False and (unit.launcher != "api_server" or "_" in fact.written):
             unit.dropped.append(fact)
             return
         own = unit.settings.get(name)

@@ -136,8 +136,9 @@ def hardware(c: Context) -> Sequence[Outcome]:
 
 @advisory
 def dropped_lines(c: Context) -> Sequence[Outcome]:
-    """X7: ``key: false`` in a file given to ``vllm serve``."""
-    found = []
+    """X7: what stock vLLM does not read of a file given to ``vllm serve``."""
+    unread = c.key("config=")
+    found = [] if unread is None else [c.out("X7.not_read", unread)]
     for fact in sorted(c.unit.dropped, key=lambda f: f.site):
         rule = "X7.harmless" if _false_already(fact) else "X7.dropped"
         found.append(c.out(rule, fact, name=fact.written, option=fact.name.replace("_", "-")))

@@ -155,9 +155,7 @@ class _Service:
             unit.settings["model"] = Fact(
                 "model", value, word.state, Site(self.file, word.line), "compose", "model"
             )
-        config = unit.settings.pop("config", None)
-        if config is not None:
-            unit.config_refs.append(config)
+        options.take_config(unit)
         return unit
 
     def _environment(self) -> dict[str, Fact]:

@@ -291,9 +291,7 @@ def _vllm(words: Sequence[Word], at: int, launcher: str, context: Context) -> Un
     unit.unknown = parsed.unknown
     unit.strict_names = launcher != "old api_server"
     unit.launch = Launch(list(words), at, parsed.spans)
-    config = unit.settings.pop("config", None)
-    if config is not None and isinstance(config.value, str):
-        unit.config_refs.append(config)
+    options.take_config(unit)
     model = next((w for i, w in parsed.positional if i == at), None)
     if model is None:
         model = next((w for _, w in parsed.positional if not w.raw.startswith(("$@", '"$@', "$*"))), None)

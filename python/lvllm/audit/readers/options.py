@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lvllm.audit import names
-from lvllm.audit.facts import Fact, Site, State, Value, Word
+from lvllm.audit.facts import Fact, Site, State, Unit, Value, Word
 from lvllm.audit.values import human_int, scalar
 
 _JSON_FIELDS = ("_config", "_params", "_kwargs", "_overrides", "_per_prompt", "_prompt", "_args")
@@ -156,6 +156,18 @@ class _Reader:
         if self.strict and not known:
             self.out.unknown.append(fact)
         self.out.settings[head] = fact
+
+
+def take_config(unit: Unit) -> None:
+    """``--config FILE`` becomes a reference; ``--config=FILE`` is kept apart: stock vLLM does not read it."""
+    fact = unit.settings.pop("config", None)
+    if fact is None or unit.launch is None:
+        return
+    spans = unit.launch.spans.get("config", [])
+    if spans and "=" in unit.launch.words[spans[-1][0]].value.partition(" ")[0]:
+        unit.keys["config="] = fact
+    else:
+        unit.config_refs.append(fact)
 
 
 def convert(name: str, values: Sequence[str], *, dotted: bool = False) -> Value:
