@@ -1,8 +1,8 @@
 """Hand-over of routed tokens from a GPU's stream to the CPU engine and back, and what watches over it.
 
 A step is two kernel launches on the current stream (send, receive), whether it runs eagerly or is being
-captured. With full CUDA graphs no Python of ours runs in a step any more, so failures of the engine are looked
-for where every step begins and where its tokens leave the worker.
+captured. With full CUDA graphs no Python of ours runs in a step any more, so failures of the engine are
+looked for where every step begins and where its tokens leave the worker.
 """
 
 from __future__ import annotations
