@@ -133,12 +133,12 @@ unsafe fn accumulate<
         let mut step = codes.add(k0 / C::KU * STEP_BYTES);
         let mut k = k0;
         while k < k1 {
-            for line in 0..C::STEPS * NV * I::LANES / 16 {
-                I::prefetch(step.wrapping_add(
-                    PREFETCH_BYTES
-                        + line / (NV * I::LANES / 16) * STEP_BYTES
-                        + line % (NV * I::LANES / 16) * 64,
-                ));
+            // Cache lines of a step that this call reads; a narrow ISA reads less than one.
+            let lines = (NV * I::LANES).div_ceil(16);
+            for line in 0..C::STEPS * lines {
+                I::prefetch(
+                    step.wrapping_add(PREFETCH_BYTES + line / lines * STEP_BYTES + line % lines * 64),
+                );
             }
             unroll!(s < C::STEPS, {
                 let mut words = [C::prepare::<I>(I::load_words(step.add(s * STEP_BYTES))); NV];
