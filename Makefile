@@ -130,8 +130,9 @@ test-vllm-old: install-old
 test-slow: install
 	$(call RUN_IN,$(VENV)) -m slow tests/unit tests/audit tests/vllm
 
-test-gpu: install ## tests that need an NVIDIA GPU
-	$(call RUN_IN,$(VENV)) tests/gpu
+test-gpu: install ## on an NVIDIA GPU: hand-over, and vLLM's tokens against stock's
+	@$(VENV)/bin/python tests/gpu/handover.py
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/python tests/gpu/vllm_decode.py equal
 
 # --- benchmarks -------------------------------------------------------------------------------------------------------
 
