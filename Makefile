@@ -124,8 +124,10 @@ test-unit: install ## Python tests without vLLM's engine
 test-vllm: install ## Python tests against vLLM's CPU build
 	$(call RUN_IN,$(VENV)) -m "not slow" tests/vllm
 
+# Stock 0.30's CPU build can't serve these itself: sinks in float32, and MTP.
+OLD_CAN := not gpt_oss and not deepseek_v3_mtp
 test-vllm-old: install-old
-	$(call RUN_IN,$(OLD)) -m "not slow" tests/vllm
+	$(call RUN_IN,$(OLD)) -m "not slow" -k "$(OLD_CAN)" tests/vllm
 
 test-slow: install
 	$(call RUN_IN,$(VENV)) -m slow tests/unit tests/audit tests/vllm
