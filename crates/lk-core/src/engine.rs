@@ -310,6 +310,7 @@ impl Engine {
     }
 
     /// Places memory on nodes.
+    #[cfg(feature = "cuda")]
     pub(crate) fn binder(&self) -> &dyn MemBinder {
         self.0.binder()
     }
