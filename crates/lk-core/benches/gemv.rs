@@ -44,7 +44,7 @@ fn rate(
     let rounds = limits::together(
         Some(threads),
         |i| {
-            let one = TileLayout::new(layout.format(), NR, layout.k()).unwrap();
+            let one = TileLayout::slice_of(layout.format(), NR, layout.k(), 0, 0, layout.k()).unwrap();
             let panel = support::random_packed(&one, i as u64 + 1);
             let mut weights = limits::huge_vec(panels * panel.len(), 0u8).unwrap();
             for place in weights.chunks_exact_mut(panel.len()) {
@@ -108,7 +108,7 @@ fn main() {
         if options.quick && ![WeightFormat::BF16, WeightFormat::MXFP4].contains(&format) {
             continue;
         }
-        let layout = TileLayout::new(format, NR, 2048).unwrap();
+        let layout = TileLayout::slice_of(format, NR, 2048, 0, 0, 2048).unwrap();
         let limit = read(());
         let set = KernelSet::build(format, cpu, Dtype::Bf16).unwrap();
         for kernel in set.kernels() {
