@@ -33,7 +33,7 @@ fn rate(
     threads: usize,
 ) -> (f64, Duration) {
     let total = if options.hot {
-        threads * 768 << 10
+        threads * (768 << 10)
     } else if options.quick {
         64 << 20
     } else {
@@ -94,7 +94,7 @@ fn main() {
     let threads = options.threads.unwrap_or_else(|| limits::allowed_cpus().len());
     let cpu = Cpu::detect();
     println!("cpu: {cpu}; {threads} threads; K = 2048");
-    let read = |_| {
+    let read = || {
         limits::read_bandwidth_over(Some(threads), if options.quick { 64 << 20 } else { 1 << 30 }, 4).unwrap()
     };
     println!(
@@ -109,7 +109,7 @@ fn main() {
             continue;
         }
         let layout = TileLayout::slice_of(format, NR, 2048, 0, 0, 2048).unwrap();
-        let limit = read(());
+        let limit = read();
         let set = KernelSet::build(format, cpu, Dtype::Bf16).unwrap();
         for kernel in set.kernels() {
             if options.kernel.as_ref().is_some_and(|k| !kernel.name().starts_with(k.as_str())) {

@@ -1,5 +1,5 @@
 //! Decoding of every checkpoint format against vectors that other libraries computed (tests/golden).
-#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::print_stdout, clippy::float_cmp, reason = "tests")]
 #![allow(missing_docs, reason = "tests")]
 
 use lk_core::Dtype;
@@ -123,7 +123,7 @@ fn same(a: f32, b: f32, ulps: u32) -> bool {
 }
 
 fn slack(format: WeightFormat) -> u32 {
-    if format.global == lk_core::format::GlobalScale::None || format.scale.is_none() { 0 } else { 1 }
+    u32::from(format.global != lk_core::format::GlobalScale::None && format.scale.is_some())
 }
 
 fn slice(matrix: ExpertMatrix, hidden_size: usize, intermediate_size: usize) -> ExpertSlice {

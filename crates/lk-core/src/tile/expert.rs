@@ -226,15 +226,14 @@ impl<'a> Tensors<'_, 'a> {
         }
         // Gate and up have block grids of their own: up's begins on a new row.
         let block_rows = |n: usize| n.div_ceil(scale.rows as usize);
-        let (rows, first) = match slice.matrix {
-            ExpertMatrix::Down => (block_rows(slice.hidden_size), 0),
-            _ => {
-                let half = block_rows(slice.intermediate_size);
-                (
-                    if slice.gated { 2 * half } else { half },
-                    if slice.matrix == ExpertMatrix::Up { half } else { 0 },
-                )
-            }
+        let (rows, first) = if slice.matrix == ExpertMatrix::Down {
+            (block_rows(slice.hidden_size), 0)
+        } else {
+            let half = block_rows(slice.intermediate_size);
+            (
+                if slice.gated { 2 * half } else { half },
+                if slice.matrix == ExpertMatrix::Up { half } else { 0 },
+            )
         };
         if product != rows * groups || slice.interleaved {
             return Err(self.shape_error(

@@ -122,7 +122,9 @@ fn pack_codes(view: &CheckpointView<'_>, layout: &TileLayout, p: usize, panel: &
     let flips = view.order == CodeOrder::RowsOffsetBinary
         || view.order == CodeOrder::WordsAlongK && code == CodeKind::I8;
     if flips {
-        codes.iter_mut().for_each(|b| *b ^= 0x80);
+        for byte in codes.iter_mut() {
+            *byte ^= 0x80;
+        }
     }
     if rows < NR || layout.k_padded() != layout.k() {
         pad(code, layout.k(), rows, codes);

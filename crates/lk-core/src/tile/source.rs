@@ -227,7 +227,7 @@ impl<'a> CheckpointView<'a> {
         let groups = self.scales.map_or(0, |s| s.groups);
         match &zeros {
             Zeros::AlongRows(grid, first) => {
-                grid.check((first + self.n).div_ceil(per_word), groups, "zero point")?
+                grid.check((first + self.n).div_ceil(per_word), groups, "zero point")?;
             }
             Zeros::AlongColumns(grid, first, _) | Zeros::Awq(grid, first) => {
                 grid.check(groups, (first + self.n).div_ceil(per_word), "zero point")?;
