@@ -12,8 +12,13 @@ VLLM     ?= 0.32.0
 VLLM_OLD ?= 0.30.0
 # auto: the CUDA build of vLLM where a GPU is found, else the CPU build. The tests always take the CPU build.
 PLATFORM ?= auto
-# Downloads that outlive `make clean`.
-CACHE    := $(or $(LVLLM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lvllm)
+# Downloads that outlive `make clean`. The variable goes no further than this file: in a server's environment a name
+# that begins with LVLLM_ is a setting, and an unknown one is an error. CACHE itself reaches make within make.
+CACHE    ?= $(or $(LVLLM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lvllm)
+PIP_CACHE_DIR ?= $(if $(LVLLM_CACHE),$(CACHE)/pip)
+export CACHE
+$(if $(PIP_CACHE_DIR),$(eval export PIP_CACHE_DIR))
+unexport LVLLM_CACHE
 
 # A GPU machine keeps the CPU build of the tests apart from the CUDA build of the demo.
 GPUS  := $(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU')
@@ -45,10 +50,10 @@ build-env: deps
 	  tools/requirements-build.txt
 
 env: deps ## .venv: stock vLLM (VLLM=0.32.0, PLATFORM=auto|cpu|cuda)
-	@"$(PY)" tools/setup_env.py --venv $(VENV) --vllm $(VLLM) --platform $(PLATFORM)
+	@"$(PY)" tools/setup_env.py --venv $(VENV) --vllm $(VLLM) --platform $(PLATFORM) --cache "$(CACHE)"
 
 env-old: deps
-	@"$(PY)" tools/setup_env.py --venv $(OLD) --vllm $(VLLM_OLD) --platform cpu
+	@"$(PY)" tools/setup_env.py --venv $(OLD) --vllm $(VLLM_OLD) --platform cpu --cache "$(CACHE)"
 
 # --- product ----------------------------------------------------------------------------------------------------------
 
@@ -59,15 +64,19 @@ wheel: build-env ## release wheel in dist/
 wheel-check: wheel ## what the wheel links, carries, and that it imports without vLLM
 	@$(BUILD)/bin/python tools/check_wheel.py dist/lvllm-*.whl
 
+# The wheel itself by force, since its version stays while its content changes; then what it depends on, by the
+# same pins as the environment.
+define INSTALL
+	@tools/stamped.sh $(1)/.lvllm-stamp '$(1)/bin/lvllm' \
+	  '$(1)/bin/python -m pip install -q --disable-pip-version-check --force-reinstall --no-deps --no-index dist/lvllm-*.whl
+	   $(1)/bin/python -m pip install -q --disable-pip-version-check -c tools/requirements-test.txt dist/lvllm-*.whl' \
+	  dist $(1)/lvllm-env.json tools/requirements-test.txt
+endef
 install: wheel env
-	@tools/stamped.sh $(VENV)/.lvllm-stamp '$(VENV)/bin/lvllm' \
-	  '$(VENV)/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-index --force-reinstall dist/lvllm-*.whl' \
-	  dist $(VENV)/lvllm-env.json
+	$(call INSTALL,$(VENV))
 
 install-old: wheel env-old
-	@tools/stamped.sh $(OLD)/.lvllm-stamp '$(OLD)/bin/lvllm' \
-	  '$(OLD)/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-index --force-reinstall dist/lvllm-*.whl' \
-	  dist $(OLD)/lvllm-env.json
+	$(call INSTALL,$(OLD))
 
 demo: install ## build, install beside stock vLLM, serve a small MoE model and ask it a question
 	@$(VENV)/bin/python tools/demo.py
@@ -83,7 +92,7 @@ test-all: deps ## test, and the slow matrices and the oldest supported vLLM
 	  test-vllm-old bench-quick
 
 # The golden generators are kept as they were when the goldens were made.
-LINTED := python tools tests --extend-exclude tests/golden
+LINTED := python tools tests benches --extend-exclude tests/golden
 lint: build-env ## rustfmt, clippy, ruff, mypy
 	@cargo fmt --version >/dev/null 2>&1 || { echo "lint: cargo fmt is missing: rustup component add rustfmt" >&2; exit 1; }
 	cargo clippy --version >/dev/null 2>&1 || { echo "lint: cargo clippy is missing: rustup component add clippy" >&2; exit 1; }
@@ -106,21 +115,23 @@ test-isa: deps ## kernel and layer tests once more on every lesser instruction s
 test-loom: deps ## model-check the pool's barriers
 	@RUSTFLAGS="--cfg loom" cargo test -p lk-core --locked --target-dir target/loom --lib -- pool::
 
-PYTEST = -m pytest -p no:cacheprovider --timeout 600
+# Tests start `vllm` and `lvllm` by name, as users do.
+PYTEST = bin/python -m pytest -p no:cacheprovider --timeout 600
+RUN_IN = @PATH="$(CURDIR)/$(1)/bin:$$PATH" $(1)/$(PYTEST)
 test-unit: install ## Python tests without vLLM's engine
-	@$(VENV)/bin/python $(PYTEST) -m "not slow" tests/unit
+	$(call RUN_IN,$(VENV)) -m "not slow" tests/unit tests/audit
 
 test-vllm: install ## Python tests against vLLM's CPU build
-	@$(VENV)/bin/python $(PYTEST) -m "not slow" tests/vllm
+	$(call RUN_IN,$(VENV)) -m "not slow" tests/vllm
 
 test-vllm-old: install-old
-	@$(OLD)/bin/python $(PYTEST) -m "not slow" tests/vllm
+	$(call RUN_IN,$(OLD)) -m "not slow" tests/vllm
 
 test-slow: install
-	@$(VENV)/bin/python $(PYTEST) -m slow tests/unit tests/vllm
+	$(call RUN_IN,$(VENV)) -m slow tests/unit tests/audit tests/vllm
 
 test-gpu: install ## tests that need an NVIDIA GPU
-	@$(VENV)/bin/python $(PYTEST) tests/gpu
+	$(call RUN_IN,$(VENV)) tests/gpu
 
 # --- benchmarks -------------------------------------------------------------------------------------------------------
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """End-to-end decode on vLLM's CPU platform: stock beside hybrid, in interleaved rounds.
 
-usage: decode_cpu.py [--model models/lvllm-tiny | --random] [--rounds 3] [--tokens 64] [--batch 1] [--json FILE]
+usage: decode_cpu.py [--model models/lvllm-tiny | --random] [--rounds 3] [--tokens 64] [--batch 1]
 
-Both sides run in processes of their own with the same settings (one reserved core or none for both). The time of a short
-generation is taken off that of a long one, so that prefill and request handling do not count. --random makes a
-Qwen3-MoE config of 1 GB of bf16 experts (widths multiples of 128) and loads dummy weights.
+Both sides run in processes of their own with the same settings (reserved cores included). The time of a
+short generation is taken off that of a long one, so that prefill and request handling do not count.
+--random makes a Qwen3-MoE config of 1 GB of bf16 experts (widths multiples of 128) with dummy weights.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RANDOM = {
-    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 1024, "num_hidden_layers": 5,
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 1024,
+    "num_hidden_layers": 5,
     "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 2048,
     "moe_intermediate_size": 512, "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": True,
     "decoder_sparse_step": 1, "mlp_only_layers": [], "vocab_size": 4096, "max_position_embeddings": 4096,
@@ -34,12 +35,14 @@ import json, sys, time
 from vllm import LLM, SamplingParams
 if __name__ == "__main__":
     spec = json.loads(sys.argv[1])
-    llm = LLM(spec["model"], max_model_len=1024, dtype="bfloat16", enforce_eager=True, skip_tokenizer_init=True,
-              load_format=spec["load_format"], seed=0)
-    prompts = [{"prompt_token_ids": [(7 * i + 13 * j) % 1000 + 5 for i in range(16)]} for j in range(spec["batch"])]
+    llm = LLM(spec["model"], max_model_len=1024, dtype="bfloat16", enforce_eager=True,
+              skip_tokenizer_init=True, load_format=spec["load_format"], seed=0)
+    prompts = [{"prompt_token_ids": [(7 * i + 13 * j) % 1000 + 5 for i in range(16)]}
+               for j in range(spec["batch"])]
 
     def run(n):
-        params = SamplingParams(max_tokens=n, min_tokens=n, temperature=0.0, ignore_eos=True, detokenize=False)
+        params = SamplingParams(max_tokens=n, min_tokens=n, temperature=0.0, ignore_eos=True,
+                                detokenize=False)
         start = time.perf_counter()
         llm.generate(prompts, params, use_tqdm=False)
         return time.perf_counter() - start
@@ -66,7 +69,12 @@ def measure(spec: dict[str, object], hybrid: bool) -> list[float]:
         f.write(CHILD)
         f.flush()
         done = subprocess.run(
-            [sys.executable, f.name, json.dumps(spec)], env=env, capture_output=True, text=True, timeout=900, check=False
+            [sys.executable, f.name, json.dumps(spec)],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
         )
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):
@@ -85,8 +93,11 @@ def main() -> None:
     args = ap.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         spec: dict[str, object] = {
-            "model": args.model, "load_format": "auto", "tokens": args.tokens, "batch": args.batch,
-        }  # fmt: skip
+            "model": args.model,
+            "load_format": "auto",
+            "tokens": args.tokens,
+            "batch": args.batch,
+        }
         if args.random:
             (Path(folder) / "config.json").write_text(json.dumps(RANDOM))
             spec |= {"model": folder, "load_format": "dummy"}
@@ -97,11 +108,15 @@ def main() -> None:
             ours.append(min(measure(spec, hybrid=True)))
     ratio = statistics.median(s / o for s, o in zip(stock, ours, strict=True))
     row = {
-        "model": "random 1 GB" if args.random else Path(args.model).name, "batch": args.batch,
-        "stock_ms": 1e3 * statistics.median(stock), "lvllm_ms": 1e3 * statistics.median(ours), "stock_over_lvllm": ratio,
-    }  # fmt: skip
+        "model": "random 1 GB" if args.random else Path(args.model).name,
+        "batch": args.batch,
+        "stock_ms": 1e3 * statistics.median(stock),
+        "lvllm_ms": 1e3 * statistics.median(ours),
+        "stock_over_lvllm": ratio,
+    }
     print(
-        f"{row['model']}: batch {args.batch}: stock {row['stock_ms']:.2f} ms a step, lvllm {row['lvllm_ms']:.2f} ms; "
+        f"{row['model']}: batch {args.batch}: stock {row['stock_ms']:.2f} ms a step, "
+        f"lvllm {row['lvllm_ms']:.2f} ms; "
         f"stock / lvllm {ratio:.2f} (median of {args.rounds} interleaved rounds)"
     )
     if args.json:

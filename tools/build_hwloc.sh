@@ -24,7 +24,7 @@ mkdir -p "$cache"
 exec 9>"$cache/hwloc.lock"
 flock 9
 
-prefix=$(find "$cache" -maxdepth 1 -type d -name "hwloc-*-glibc$glibc-$arch" 2>/dev/null | sort -V | tail -n 1)
+prefix=$(find "$cache" -maxdepth 1 -type d -name "hwloc-*-glibc$glibc-$arch-v2" 2>/dev/null | sort -V | tail -n 1)
 if [[ -n $prefix && -f $prefix/lib/pkgconfig/hwloc.pc && -f $prefix/COPYING ]]; then
   printf '%s\n' "$prefix"
   exit 0
@@ -77,11 +77,11 @@ ZIG
 chmod +x "$work/cc"
 
 say "building hwloc $version against glibc $glibc"
-prefix=$cache/hwloc-$version-glibc$glibc-$arch
+prefix=$cache/hwloc-$version-glibc$glibc-$arch-v2
 staged=$work/prefix
 if ! (
   cd "$source_dir"
-  ./configure -q --prefix="$prefix" --enable-static --disable-shared --with-pic --disable-io --disable-libxml2 \
+  ./configure -q --prefix="$prefix" --sysconfdir=/etc --localstatedir=/var --runstatedir=/run --enable-static --disable-shared --with-pic --disable-io --disable-libxml2 \
     --disable-cairo --disable-libudev --disable-plugins --disable-doxygen --disable-readme \
     CC="$work/cc" AR="$python -m ziglang ar" RANLIB="$python -m ziglang ranlib" CFLAGS="-O2 -w -fno-sanitize=all"
   make -s -j"$(nproc)" -C hwloc

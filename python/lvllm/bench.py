@@ -83,7 +83,7 @@ def main(args: argparse.Namespace) -> int:
                     layer.native.fill_dummy(len(layers))
                     layer.seal()
                     layers.append(layer)
-            except native.LkError as error:
+            except (native.LkError, ValueError) as error:
                 print(f"lvllm bench: {fmt}: {error}", file=sys.stderr)
                 return 1
             for tokens in token_counts:

@@ -28,10 +28,11 @@ def _bench(args: argparse.Namespace) -> int:
 
 def serve(rest: Sequence[str]) -> int:
     """Replace this process by `vllm serve` with the master switch on; every option is vLLM's own."""
-    program = shutil.which("vllm")
+    # An environment that is not activated has its commands beside the interpreter only.
+    program = shutil.which("vllm") or shutil.which("vllm", path=os.path.dirname(sys.executable))
     if program is None:
         print(
-            "lvllm serve: the command `vllm` is not on PATH; install vLLM (see `lvllm doctor`).",
+            "lvllm serve: no command `vllm` beside this Python or on PATH; install vLLM (see lvllm doctor).",
             file=sys.stderr,
         )
         return EXIT_PROBLEMS

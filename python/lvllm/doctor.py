@@ -11,6 +11,8 @@ from typing import Any
 from lvllm import envs, fit, host, native
 from lvllm.ranges import format_numbers
 
+_NVIDIA = Path("/proc/driver/nvidia/version")
+_FORMATS = ("bf16", "f16", "f32")
 _THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -50,6 +52,19 @@ def _vllm(warnings: list[str]) -> dict[str, Any]:
     return facts
 
 
+def _kernels(engine: Any, fmt: str) -> dict[str, str]:
+    """Kernel of w13 of a small layer, for one row and for many; "none" where a pinned family has none."""
+    sizes = {"num_experts": 2, "hidden_size": 256, "intermediate_size": 128, "top_k": 1}
+    try:
+        layer = engine.create_layer(f"doctor.{fmt}", format=fmt, dtype=fmt, **sizes)
+    except ValueError as error:
+        return {"1": "none", "many": f"none ({error})"}
+    layer.fill_dummy(0)
+    layer.seal()
+    names = layer.kernels()["w13"]
+    return {"1": names["1"], "many": names["many"]}
+
+
 def _engine(warnings: list[str], settings: envs.Settings, measure: bool) -> dict[str, Any]:
     try:
         module = native.load()
@@ -68,21 +83,13 @@ def _engine(warnings: list[str], settings: envs.Settings, measure: bool) -> dict
         },
     }
     try:
-        engine = module.Engine(
-            threads=settings.threads,
-            nodes=settings.numa_nodes,
-            binding=settings.thread_binding,
-            allowed_cpus=host.inherited_cpus(),
-            isa=settings.isa,
-            kernel=settings.kernel,
-            compute=settings.compute,
-            power_saving=settings.power_saving,
-        )
-    except module.LkError as error:
+        engine = module.Engine(**envs.engine_options(settings), allowed_cpus=host.inherited_cpus())
+    except (module.LkError, ValueError) as error:
         warnings.append(f"the engine does not start: {error}")
         return facts
     try:
         facts["engine"] = engine.describe()
+        facts["kernels"] = {fmt: _kernels(engine, fmt) for fmt in _FORMATS}
     finally:
         engine.close()
     warnings += [str(note) for note in facts["engine"].get("notes", [])]
@@ -120,7 +127,7 @@ def collect(*, measure: bool = True) -> dict[str, Any]:
         warnings.append(
             f"VLLM_PLUGINS={plugins!r} keeps this plugin out of vLLM: add lvllm to it, or unset it"
         )
-    if facts["memlock"] != "unlimited":
+    if facts["memlock"] != "unlimited" and _NVIDIA.exists():
         warnings.append(
             f"the limit of locked memory is {host.gb(memlock)}: staging buffers for a GPU need more; raise "
             "it with `ulimit -l unlimited`, or --ulimit memlock=-1 for a container"
@@ -155,6 +162,8 @@ def _print(facts: dict[str, Any]) -> None:
         rows.append(("memory", f"{host.gb(memory['available_bytes'])} available ({memory['source']})"))
     if "read_gb_per_s" in facts:
         rows.append(("read rate", f"{facts['read_gb_per_s']} GB/s, measured now with all workers"))
+    for fmt, names in facts.get("kernels", {}).items():
+        rows.append((f"kernels {fmt}", f"1 row: {names['1']}, many rows: {names['many']}"))
     rows.append(("huge pages", ", ".join(f"{k}: {v}" for k, v in facts["huge_pages"].items())))
     locked = facts["memlock"]
     rows.append(("locked memory", locked if locked == "unlimited" else host.gb(locked)))

@@ -164,7 +164,8 @@ class MoELayer:
     def load_expert(self, expert: int, arrays: Mapping[str, Any], *, weight_dtype: str | None = None) -> None:
         """Pack one expert: w13_weight [sI, H], w2_weight [H, I], and what the format needs besides.
 
-        Raises LkError for a wrong shape or dtype, and for NaN or infinite weights, naming layer and expert.
+        Raises ValueError for a wrong shape or dtype, LkError for NaN or infinite weights, with layer and
+        expert named.
         """
         refs = {}
         for name, array in arrays.items():

@@ -8,7 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lvllm.flags import FALSE_WORDS, FLAGS, INHERITED_CPUS, NO_EFFECT, TRUE_WORDS, Flag
+from lvllm.flags import (
+    FALSE_WORDS,
+    FLAGS,
+    INHERITED_CPUS,
+    KERNEL_FAMILIES,
+    NO_EFFECT,
+    TRUE_WORDS,
+    UNBUILT_VALUES,
+    Flag,
+)
 from lvllm.ranges import LayerSpec
 
 SWITCH = FLAGS[0]
@@ -149,6 +158,29 @@ def load(section: object = None, environ: Mapping[str, str] | None = None) -> Se
             fields[flag.key] = flag.default
             origin[flag.key] = "default"
     return Settings(**fields, origin=origin, notices=tuple(notices))
+
+
+def unbuilt_values(settings: Settings) -> list[str]:
+    """Sentences about values that this build cannot serve."""
+    return [
+        f"{name}={value}: {reason}"
+        for (name, value), reason in UNBUILT_VALUES.items()
+        if getattr(settings, _BY_NAME[name].key) == value
+    ]
+
+
+def engine_options(settings: Settings) -> dict[str, Any]:
+    """The settings that are keyword arguments of the native Engine."""
+    return {
+        "threads": settings.threads,
+        "nodes": settings.numa_nodes,
+        "binding": settings.thread_binding,
+        "isa": settings.isa,
+        "kernel": KERNEL_FAMILIES.get(settings.kernel, settings.kernel) if settings.kernel else None,
+        "compute": settings.compute,
+        "power_saving": settings.power_saving,
+        "step_timeout_s": settings.step_timeout_s,
+    }
 
 
 def switch_is_on(environ: Mapping[str, str] | None = None) -> bool:

@@ -238,5 +238,50 @@ NO_EFFECT: dict[str, str] = {
 }
 """Accepted since existing scripts carry them; each is answered with one line."""
 
+KERNEL_FAMILIES: dict[str, str] = {"f32_fma": "f32fma", "bf16_dot": "bf16dot", "amx": "bf16amx"}
+"""Values of LVLLM_KERNEL that this build has, and the engine's names for them."""
+
+UNBUILT_VALUES: dict[tuple[str, str], str] = {
+    ("LVLLM_KERNEL", "i8_dot"): "int8 kernels are not part of this build; use f32_fma, bf16_dot or amx",
+    ("LVLLM_COMPUTE", "int8"): "int8 kernels are not part of this build; use exact",
+}
+"""Values that are spelt right and cannot be served yet: refused at start, never taken for another."""
+
 INHERITED_CPUS = "LVLLM_INHERITED_CPUS"
 """Set by lvllm itself: CPUs that the parent process was allowed, before vLLM binds its workers."""
+
+
+def markdown() -> str:
+    """docs/flags.md, the table for readers; `python -m lvllm.flags` prints it."""
+    lines = [
+        "# Settings",
+        "",
+        "Set in the environment, or without their prefix and in lower case in vLLM's additional",
+        'configuration: `--additional-config \'{"lvllm": {"threads": 16}}\'`. The environment wins. An',
+        "unknown `LVLLM_*` or `LK_*` name and an illegal value are errors; the effective configuration is",
+        "printed at start and by `lvllm doctor`.",
+        "",
+        "| variable | default | allowed | meaning |",
+        "|---|---|---|---|",
+    ]
+    for flag in FLAGS:
+        note = f" Not yet effective: {flag.unbuilt}." if flag.unbuilt else ""
+        lines.append(f"| `{flag.name}` | `{flag.default_text}` | {flag.kind.allowed} | {flag.help}.{note} |")
+    lines += ["", "Values that are refused for now:", ""]
+    lines += [f"- `{name}={value}`: {reason}" for (name, value), reason in UNBUILT_VALUES.items()]
+    lines += ["", "Aliases, accepted with a notice:", ""]
+    lines += [f"- `{alias}` for `{flag.name}`" for flag in FLAGS for alias in flag.aliases]
+    lines += ["", "Accepted without effect, each with a notice:", ""]
+    lines += [f"- `{name}`: {reason}" for name, reason in NO_EFFECT.items()]
+    lines += [
+        "",
+        "`OMP_NUM_THREADS` is not ours: the engine uses no OpenMP. For vLLM's own worker processes",
+        "`GOMP_SPINCOUNT` and `KMP_BLOCKTIME` are lowered unless they are set, so that idle OpenMP threads",
+        "leave the cores to the engine.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

@@ -339,6 +339,15 @@ def test_configuration_false_lines(audit: Audit) -> None:
     assert run.code == 1
 
 
+def test_configuration_of_the_api_server_module(audit: Audit) -> None:
+    """Its parser has the options itself, so a dashed `false` line is passed on as --no-…"""
+    yaml = "model: Qwen/Qwen3-8B\nenable-prefix-caching: false\nenable_chunked_prefill: false\n"
+    run = audit({"s.sh": "python -m vllm.entrypoints.openai.api_server --config c.yaml\n", "c.yaml": yaml})
+    assert "E4.off" in run.rules
+    dropped = [a["evidence"][0]["line"] for a in run.tree["advisories"] if a["rule"] == "X7.dropped"]
+    assert dropped == [3]
+
+
 def test_model_folder(audit: Audit) -> None:
     config = {"model_type": "qwen3_moe", "num_experts": 128, "num_hidden_layers": 48, "hidden_size": 2048,
               "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "moe_intermediate_size": 768,
@@ -354,6 +363,29 @@ def test_model_folder(audit: Audit) -> None:
         "fp8",
         31.0,
     )
+
+
+def test_guessed_hardware_makes_no_p0(audit: Audit) -> None:
+    """A GPU in a file name or a comment is a guess; given on the command line it is not."""
+    big = "vllm serve meta-llama/Llama-3.3-70B-Instruct --max-model-len 8192\n"
+    named = audit({"serve_h100.sh": big})
+    assert named.priority("C1.does_not_fit") == "P1"
+    commented = audit({"s.sh": f"# runs on 1x A100\n{big}"})
+    assert commented.priority("C1.does_not_fit") == "P1"
+    assert commented.tree["units"][0]["hardware"]["source"] == "comment s.sh:1"
+    assert audit({"s.sh": big}, "--gpu", "H100:1").priority("C1.does_not_fit") == "P0"
+    assert "C1.does_not_fit" not in audit({"s.sh": big}).rules
+
+
+def test_compose_service_built_from_a_dockerfile(audit: Audit) -> None:
+    compose = "services:\n  a:\n    build: ./server\n    ports: ['8000:8000']\n"
+    docker = 'FROM python:3.12\nENV VLLM_USE_V1=0\nCMD ["vllm", "serve", "Qwen/Qwen3-8B"]\n'
+    run = audit({"compose.yaml": compose, "server/Dockerfile": docker})
+    assert [u["id"] for u in run.tree["units"]] == ["server/Dockerfile:3"]
+    assert {"A4.v1_off_ignored", "I5.open"} <= set(run.rules)
+    own = compose + "    command: vllm serve Qwen/Qwen3-4B\n"
+    run = audit({"compose.yaml": own, "server/Dockerfile": docker})
+    assert run.rules.count("A4.v1_off_ignored") == 2
 
 
 def test_single_values() -> None:

@@ -46,6 +46,17 @@ def test_doctor_reports_a_wrong_setting_as_a_warning_and_exits_1() -> None:
     )
 
 
+@pytest.mark.parametrize("family", ["f32_fma", "bf16_dot", "amx"])
+def test_doctor_pins_the_kernel_family(family: str) -> None:
+    """On a CPU that lacks the family the engine's refusal is a warning."""
+    facts, _ = doctor(LVLLM_KERNEL=family)
+    wanted = {"f32_fma": "f32fma", "bf16_dot": "bf16dot", "amx": "bf16amx"}[family]
+    if "kernels" in facts:
+        assert facts["kernels"]["bf16"]["many"].startswith(wanted)
+    else:
+        assert any("LVLLM_KERNEL" in w or wanted in w for w in facts["warnings"]), facts["warnings"]
+
+
 def test_doctor_follows_the_inherited_cpu_mask() -> None:
     cpus = sorted(os.sched_getaffinity(0))
     result = subprocess.run(

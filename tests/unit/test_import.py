@@ -33,6 +33,11 @@ def test_the_switch_at_zero_changes_no_environment(value: str) -> None:
     assert python(code, LVLLM_MOE_NUMA_ENABLED=value).stdout.strip() == "True"
 
 
+def test_no_thread_is_started_before_an_engine_is_made() -> None:
+    code = "import os, lvllm.engine, lvllm.native as n; n.load(); print(len(os.listdir('/proc/self/task')))"
+    assert python(code).stdout.strip() == "1"
+
+
 def test_an_unknown_setting_ends_registration_before_vllm_is_imported() -> None:
     code = (
         "import sys, lvllm.plugin as p\n"

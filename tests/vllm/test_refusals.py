@@ -84,6 +84,7 @@ CONFIGS: list[tuple[dict[str, Any], dict[str, str], tuple[str, ...]]] = [
     ({}, {"LK_TREADS": "2"}, ("LK_TREADS is not a setting of lvllm; did you mean LK_THREADS?",)),
     ({}, {"LK_THREADS": "0"}, ("LK_THREADS='0' is not allowed", "a whole number from 1")),
     ({}, {"LVLLM_GPU_RESIDENT_MOE_LAYERS": "0-9"}, ("layers 4-9 do not exist", "4 main layers (0-3)")),
+    ({}, {"LVLLM_COMPUTE": "int8"}, ("LVLLM_COMPUTE=int8", "not part of this build; use exact")),
     ({}, {"LVLLM_HOST_GIB": "0.001"}, ("of host memory available (LVLLM_HOST_GIB)", "too little")),
     (
         {"additional_config": {"lvllm": {"thread": 2}}},

@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use crate::fault::{ArmedFault, Fault, strike};
 use crate::format::WeightFormat;
 use crate::kernel::{Family, KernelSet, VecOps};
 use crate::mem::{MemBinder, NullBinder, SyscallBinder};
 use crate::moe::weights::NodeWeights;
 use crate::moe::{Layer, LayerSpec, Scratch};
-use crate::pool::{Pool, PoolOptions, Worker};
+use crate::pool::{Pool, PoolOptions, StuckHandler, Worker};
 use crate::simd::{Cpu, IsaLevel};
 pub use crate::topology::Binding;
 use crate::topology::{CpuId, NodeId, PlanRequest, Topology, WorkerPlan, plan_workers};
@@ -82,6 +83,11 @@ pub(crate) struct Shared {
     scratch: Mutex<Scratch>,
     sets: Mutex<HashMap<SetKey, KernelSet>>,
     step_timeout: Duration,
+    rank: usize,
+    power_saving: bool,
+    fault: ArmedFault,
+    /// Told when a worker hangs for good; set by who waits for results elsewhere than in a call of the engine.
+    on_stuck: Arc<Mutex<Option<StuckHandler>>>,
     closed: AtomicBool,
     notes: Mutex<Vec<String>>,
 }
@@ -111,7 +117,16 @@ impl Shared {
 
     /// Runs a job on all workers; the calling thread is worker 0.
     pub(crate) fn run(&self, job: &(dyn Fn(&Worker<'_>) -> Result<()> + Sync)) -> Result<()> {
-        self.pool.run_with_timeout(job, self.step_timeout)
+        match self.fault.take() {
+            None => self.pool.run_with_timeout(job, self.step_timeout),
+            Some(fault) => self.pool.run_with_timeout(
+                &|worker| {
+                    strike(fault, worker);
+                    job(worker)
+                },
+                self.step_timeout,
+            ),
+        }
     }
 
     /// Scratch of the engine; holding it means that no other step or intake runs.
@@ -201,6 +216,14 @@ impl Engine {
         if let Some(spin_us) = options.spin_us {
             pool_options.spin_us = spin_us;
         }
+        let on_stuck: Arc<Mutex<Option<StuckHandler>>> = Arc::default();
+        let told = Arc::clone(&on_stuck);
+        pool_options.on_stuck = Some(Arc::new(move |state: &str| {
+            let handler = told.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+            if let Some(handler) = handler {
+                handler(state);
+            }
+        }));
         let pool = Pool::new(&plan, &pool_options)?;
         let mut notes = plan.notes.clone();
         notes.extend(pool.notes().iter().cloned());
@@ -216,6 +239,10 @@ impl Engine {
             scratch: Mutex::new(Scratch::new(&workers)),
             sets: Mutex::new(HashMap::new()),
             step_timeout: options.step_timeout,
+            rank: options.rank,
+            power_saving: options.power_saving,
+            fault: ArmedFault::default(),
+            on_stuck,
             closed: AtomicBool::new(false),
             notes: Mutex::new(notes),
         }))))
@@ -249,6 +276,42 @@ impl Engine {
     /// What each worker last did, for reports of time-outs.
     pub fn state(&self) -> String {
         self.0.pool.state()
+    }
+
+    /// As [`Engine::state`], for a thread that must not own the engine's handle.
+    pub fn state_reader(&self) -> Box<dyn Fn() -> String + Send> {
+        let shared = Arc::clone(&self.0);
+        Box::new(move || shared.pool.state())
+    }
+
+    /// Has `handler` told, once per job and on the watchdog's thread, when a worker hangs in a step and does not leave it.
+    pub fn on_stuck(&self, handler: StuckHandler) {
+        *self.0.on_stuck.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(handler);
+    }
+
+    /// Has one worker fail in the next step; for tests of what a server then does.
+    pub fn inject_fault(&self, worker: usize, fault: Fault) {
+        self.0.fault.arm(worker, fault);
+    }
+
+    /// Tensor-parallel rank of this process.
+    pub fn rank(&self) -> usize {
+        self.0.rank
+    }
+
+    /// Whether idle threads must not spin.
+    pub fn power_saving(&self) -> bool {
+        self.0.power_saving
+    }
+
+    /// Time without progress after which a step fails.
+    pub fn step_timeout(&self) -> Duration {
+        self.0.step_timeout
+    }
+
+    /// Places memory on nodes.
+    pub(crate) fn binder(&self) -> &dyn MemBinder {
+        self.0.binder()
     }
 
     /// Refuses all later steps and intakes. The workers sleep, and end with the last layer of the engine.

@@ -52,6 +52,27 @@ pub enum Error {
     /// No progress was made within the allowed time.
     #[error("timeout: {0}")]
     Timeout(String),
+    /// There is no usable NVIDIA driver, device or run-time compiler.
+    #[error("CUDA is not available: {0}")]
+    CudaUnavailable(String),
+    /// A call of the CUDA driver failed.
+    #[error("{call}: {name} ({code}): {detail}")]
+    Cuda {
+        /// Name of the driver's function.
+        call: &'static str,
+        /// Name of the error.
+        name: String,
+        /// Its number.
+        code: u32,
+        /// The driver's text, and a way out where there is one.
+        detail: String,
+    },
+    /// The GPU kernels did not compile; holds the compiler's log.
+    #[error("NVRTC: {0}")]
+    Nvrtc(String),
+    /// The hand-over between GPU and engine failed; it is of no further use.
+    #[error("{0}")]
+    Handover(String),
     /// An argument of a call is out of range (an expert id, a row count).
     #[error("{0}")]
     Argument(String),

@@ -1,8 +1,11 @@
 //! The CPU engine of lvllm: routed experts of mixture-of-experts layers, computed where their weights lie.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod dtype;
 pub mod engine;
 pub mod error;
+pub mod fault;
 pub mod format;
 pub mod kernel;
 pub mod limits;

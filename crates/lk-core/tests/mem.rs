@@ -1,4 +1,5 @@
 //! Arenas, lazy buffers, binders and scratch on this machine, and with system calls that fail.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 #![expect(unsafe_code, reason = "writes through the raw pointers that the types hand out")]
 
 use std::collections::BTreeMap;
@@ -200,7 +201,6 @@ fn node_masks_go_by_number_and_absent_pages_do_not_count() {
 }
 
 #[test]
-#[expect(clippy::print_stdout, reason = "says why a check is left out")]
 fn locality_of_this_machine() {
     let binder = SyscallBinder::new();
     let node = NodeId(0);

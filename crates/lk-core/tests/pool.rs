@@ -12,40 +12,8 @@ use lk_core::pool::{Pool, PoolOptions, StealRange};
 use lk_core::topology::{CpuId, NodeId, NodePlan, WorkerPlan, WorkerSlot};
 use lk_core::{Error, Result};
 
-/// A plan of `nodes[n]` workers on node `n`, dealt over the CPUs that this process may use.
-fn plan(nodes: &[usize]) -> WorkerPlan {
-    let cpus = allowed_cpus();
-    let mut next = cpus.iter().cycle();
-    let mut slot = || WorkerSlot { cpus: vec![CpuId(*next.next().unwrap())] };
-    let nodes = nodes
-        .iter()
-        .enumerate()
-        .map(|(node, &workers)| NodePlan {
-            node: NodeId(node as u32),
-            workers: (0..workers).map(|_| slot()).collect(),
-        })
-        .collect();
-    WorkerPlan { nodes, notes: Vec::new() }
-}
-
-fn options(spin_us: u32) -> PoolOptions {
-    PoolOptions { spin_us, ..PoolOptions::default() }
-}
-
-fn pool(nodes: &[usize], spin_us: u32) -> Arc<Pool> {
-    Pool::new(&plan(nodes), &options(spin_us)).unwrap()
-}
-
-/// CPUs in the calling thread's mask.
-fn allowed_cpus() -> Vec<u32> {
-    let mut mask = [0_u64; 128];
-    // SAFETY: the kernel writes at most the given number of bytes.
-    let bytes = unsafe {
-        libc::syscall(libc::SYS_sched_getaffinity, 0, std::mem::size_of_val(&mask), mask.as_mut_ptr())
-    };
-    assert!(bytes > 0);
-    (0..mask.len() as u32 * 64).filter(|cpu| mask[*cpu as usize / 64] >> (cpu % 64) & 1 == 1).collect()
-}
+mod plans;
+use plans::{allowed_cpus, options, plan, pool};
 
 fn bind_current_thread(cpu: u32) {
     let mut mask = [0_u64; 128];
@@ -402,25 +370,6 @@ fn idle_workers_sleep() {
     assert!(used < Duration::from_millis(3), "{used:?} of CPU time in 300 ms without a job");
 }
 
-/// More workers than CPUs, sleeping at once: barriers must not cost scheduler ticks.
-#[test]
-fn oversubscribed_and_parking() {
-    let workers = 4 * allowed_cpus().len();
-    let pool = pool(&[workers], 0);
-    let start = Instant::now();
-    for _ in 0..200 {
-        pool.run(&|worker| {
-            worker.node_barrier()?;
-            worker.root_barrier()?;
-            Ok(())
-        })
-        .unwrap();
-    }
-    // 600 meetings; one scheduler tick (1 to 4 ms) each would be over.
-    let took = start.elapsed();
-    assert!(took < Duration::from_millis(600), "{took:?}");
-}
-
 /// Jobs that arrive around the moment when workers fall asleep.
 #[test]
 fn no_wake_up_is_lost() {
@@ -472,10 +421,10 @@ fn hang_at_a_barrier_times_out_with_the_state() {
 #[test]
 fn progress_keeps_a_slow_job_alive() {
     let pool = pool(&[2], 20);
-    let limit = Duration::from_millis(200);
+    let limit = Duration::from_millis(400);
     pool.run_with_timeout(
         &|worker| {
-            for _ in 0..20 {
+            for _ in 0..30 {
                 thread::sleep(Duration::from_millis(30));
                 if worker.index == 1 {
                     worker.progress();

@@ -1,4 +1,5 @@
 //! Reading machines: synthetic descriptions, fake sysfs and cgroup trees, and this machine.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 #![expect(unsafe_code, reason = "binds a thread to show that its mask is not used")]
 
 use std::collections::BTreeSet;

@@ -1,4 +1,5 @@
 //! Placing workers: counts, order, ranks, quotas, on synthetic machines and random ones.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 use std::collections::BTreeSet;
 

@@ -1,10 +1,13 @@
 //! `lvllm._lk.Engine`.
 
 use std::collections::HashMap;
+#[cfg(feature = "cuda")]
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use lk_core::engine::{Binding, Engine, EngineOptions};
+use lk_core::fault::Fault;
 use lk_core::format::WeightFormat;
 use lk_core::kernel::{Activation, ActivationParams};
 use lk_core::moe::LayerSpec;
@@ -13,6 +16,8 @@ use lk_core::{Dtype, Error};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+#[cfg(feature = "cuda")]
+use crate::cuda::PyHandover;
 use crate::error::PyLkResult;
 use crate::layer::PyLayer;
 
@@ -93,6 +98,7 @@ impl PyEngine {
     #[pyo3(signature = (name, *, format, num_experts, hidden_size, intermediate_size, top_k, dtype, activation = "silu",
         limit = None, alpha = None, beta = None, linear_beta = None, gated = true, interleaved = false, w13_bias = false,
         w2_bias = false, router_weight_on_input = false, group_size = None, max_tokens = 0))]
+    #[expect(clippy::fn_params_excessive_bools, reason = "keyword arguments of a Python call")]
     fn create_layer(
         &self,
         py: Python<'_>,
@@ -142,6 +148,58 @@ impl PyEngine {
         // Scratch grows with the largest step; nothing is sized ahead.
         let _ = max_tokens;
         Ok(PyLayer::new(py.detach(|| self.0.create_layer(spec))?))
+    }
+
+    /// Connects the engine with a GPU: slots for steps of at most `capacity_tokens` rows, kernels, a leader thread.
+    ///
+    /// Raises `CudaUnavailableError` without driver, device or NVRTC (looked for in `nvrtc_dirs` too), `LkError`
+    /// when the driver refuses or a trial of the connection fails.
+    #[cfg(feature = "cuda")]
+    #[pyo3(signature = (device, *, capacity_tokens, max_hidden_size, max_top_k, dtype, cache_dir = None,
+        nvrtc_dirs = Vec::new(), bytes_per_block = None, max_blocks = None))]
+    fn attach_cuda(
+        &self,
+        py: Python<'_>,
+        device: u32,
+        capacity_tokens: usize,
+        max_hidden_size: usize,
+        max_top_k: usize,
+        dtype: &str,
+        cache_dir: Option<PathBuf>,
+        nvrtc_dirs: Vec<PathBuf>,
+        bytes_per_block: Option<usize>,
+        max_blocks: Option<u32>,
+    ) -> PyLkResult<PyHandover> {
+        Ok(py.detach(|| {
+            PyHandover::attach(
+                &self.0,
+                device,
+                capacity_tokens,
+                max_hidden_size,
+                max_top_k,
+                dtype,
+                cache_dir,
+                nvrtc_dirs,
+                bytes_per_block,
+                max_blocks,
+            )
+        })?)
+    }
+
+    /// Has one worker fail in the next step, to see what the server then does: "panic", or "stall" for `seconds`.
+    #[pyo3(signature = (worker, kind, seconds = 0.0))]
+    fn inject_fault(&self, worker: usize, kind: &str, seconds: f64) -> PyLkResult<()> {
+        let time =
+            Duration::try_from_secs_f64(seconds).map_err(|e| Error::Argument(format!("{seconds} s: {e}")))?;
+        self.0.inject_fault(
+            worker,
+            match kind {
+                "panic" => Fault::Panic,
+                "stall" => Fault::Stall(time),
+                other => return Err(Error::Argument(format!("fault {other}: panic or stall")).into()),
+            },
+        );
+        Ok(())
     }
 
     /// Counters since the engine's start.

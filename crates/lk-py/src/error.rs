@@ -12,6 +12,8 @@ create_exception!(
     "A weight format that the engine does not compute."
 );
 
+create_exception!(lvllm._lk, CudaUnavailableError, LkError, "No usable NVIDIA driver, device or NVRTC.");
+
 /// Bridges the orphan rule between `lk_core::Error` and `PyErr`.
 pub(crate) struct PyLkError(lk_core::Error);
 
@@ -30,6 +32,7 @@ impl From<PyLkError> for PyErr {
         match error {
             E::UnsupportedFormat(_) => UnsupportedFormatError::new_err(text),
             E::Config(_) | E::Argument(_) | E::Shape(_) => PyValueError::new_err(text),
+            E::CudaUnavailable(_) => CudaUnavailableError::new_err(text),
             _ => LkError::new_err(text),
         }
     }

@@ -20,6 +20,12 @@ impl PyLayer {
     pub(crate) fn new(layer: Arc<Layer>) -> Self {
         Self(layer)
     }
+
+    /// The layer itself.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn shared(&self) -> Arc<Layer> {
+        Arc::clone(&self.0)
+    }
 }
 
 #[pymethods]

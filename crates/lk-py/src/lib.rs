@@ -1,5 +1,7 @@
 //! Python bindings of `lk-core`. No logic lives here.
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod engine;
 mod error;
 mod layer;
@@ -9,10 +11,13 @@ mod tensor_ref;
 /// The native module `lvllm._lk`.
 #[pyo3::pymodule]
 mod _lk {
+    #[cfg(feature = "cuda")]
+    #[pymodule_export]
+    use crate::cuda::PyHandover;
     #[pymodule_export]
     use crate::engine::{PyEngine, compute_peaks, cpu_features, read_bandwidth};
     #[pymodule_export]
-    use crate::error::{LkError, UnsupportedFormatError};
+    use crate::error::{CudaUnavailableError, LkError, UnsupportedFormatError};
     #[pymodule_export]
     use crate::layer::PyLayer;
     #[pymodule_export]

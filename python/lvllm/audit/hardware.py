@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from lvllm.audit.values import index_ranges, number
 _SEPARATORS = re.compile(r"[\s_\-]+")
 _GIB = re.compile(r"(\d{2,3})\s*(?:gib|gb|g)?$", re.I)
 _FILE_HINT = re.compile(r"(?<![a-z0-9])(?:(\d+)\s*x\s*)?([a-z]*\d{2,4}[a-z]*)(?![a-z0-9])", re.I)
+MAX_COMMENT_LINES = 60
 _FILE_NAMES = frozenset(
     (
         "h100",
@@ -140,8 +141,13 @@ def parse_given(texts: Sequence[str]) -> tuple[list[Gpu], int | None, str]:
     return kinds, total if counted else None, unknown
 
 
-def detect(unit: Unit, given: Given, sizes: int | None) -> Hardware:
-    """The hardware of a unit. `sizes` = TP x PP x DP, the last resort for the number of GPUs."""
+def detect(
+    unit: Unit, given: Given, sizes: int | None, read: Callable[[str], str | None] = lambda _file: None
+) -> Hardware:
+    """The hardware of a unit. `sizes` = TP x PP x DP, the last resort for the number of GPUs.
+
+    `read` gives the text of a project file, for its comments.
+    """
     hardware = Hardware()
     if given.gpus:
         texts = list(given.gpus)
@@ -156,7 +162,7 @@ def detect(unit: Unit, given: Given, sizes: int | None) -> Hardware:
         hardware.kinds = [found] if found else []
         hardware.source = "node selector"
     else:
-        _from_names(hardware, unit)
+        _from_names(hardware, unit, read)
     if given.gpu_mem is not None and hardware.kinds:
         hardware.kinds = [Gpu(g.name, g.arch, g.sm, given.gpu_mem, g.nvlink) for g in hardware.kinds]
     hardware.gpu = min(hardware.kinds, key=lambda g: (g.sm, g.gib)) if hardware.kinds else None
@@ -166,18 +172,29 @@ def detect(unit: Unit, given: Given, sizes: int | None) -> Hardware:
     return hardware
 
 
-def _from_names(hardware: Hardware, unit: Unit) -> None:
-    """GPU names in file and folder names: low confidence."""
+def _from_names(hardware: Hardware, unit: Unit, read: Callable[[str], str | None]) -> None:
+    """GPU names in file and folder names, then in comments of the unit's own file: low confidence."""
     for file in unit.files():
-        for part in re.split(r"[/._\-]+", file.lower()):
-            for match in _FILE_HINT.finditer(part):
-                if match.group(2) in _FILE_NAMES:
-                    found = find(match.group(2))
-                    if found is not None:
-                        hardware.kinds = [found]
-                        hardware.source = f"file name {file}"
-                        hardware.low_confidence = True
-                        return
+        parts = re.split(r"[/._\-]+", file.lower())
+        if _guess(hardware, parts, f"file name {file}"):
+            return
+    text = read(unit.site.file) or ""
+    for number_, line in enumerate(text.splitlines()[:MAX_COMMENT_LINES], 1):
+        comment = line.strip()
+        where = f"comment {unit.site.file}:{number_}"
+        if comment.startswith("#") and _guess(hardware, comment.lower().split(), where):
+            return
+
+
+def _guess(hardware: Hardware, parts: Sequence[str], source: str) -> bool:
+    for part in parts:
+        for match in _FILE_HINT.finditer(part):
+            found = find(match.group(2)) if match.group(2) in _FILE_NAMES else None
+            if found is None:
+                continue
+            hardware.kinds, hardware.source, hardware.low_confidence = [found], source, True
+            return True
+    return False
 
 
 def _count(hardware: Hardware, unit: Unit, sizes: int | None) -> None:

@@ -12,6 +12,9 @@ from lvllm.audit.readers import configfile, frameworks, yamldoc
 from lvllm.audit.values import boolean
 
 MAX_WRAPS = 3
+CLIENTS = ("trl", "swift")
+"""Frameworks whose trainer can talk to a server of its own."""
+OWN_SERVERS = ("trl vllm-serve", "swift rollout")
 
 
 @dataclass(slots=True)
@@ -28,6 +31,12 @@ class Project:
     calls: list[Fact] = field(default_factory=list)
     other_engines: list[Site] = field(default_factory=list)
     files: frozenset[str] = frozenset()
+
+    trainers: list[Unit] = field(default_factory=list)
+    """Units that train with an engine of their own or elsewhere (TRL, ms-swift)."""
+    own_servers: bool = False
+    """Whether a framework's own server is started somewhere."""
+    by_file: dict[str, list[Unit]] = field(default_factory=dict)
 
 
 def link(facts: dict[str, FileFacts], files: Iterable[str]) -> Project:
@@ -80,6 +89,10 @@ class _Linker:
         for unit in units:
             frameworks.add_defaults(unit)
         project.units = sorted(units, key=lambda u: (u.site, u.launcher, u.name))
+        for unit in project.units:
+            project.by_file.setdefault(unit.site.file, []).append(unit)
+        project.trainers = [u for u in project.units if u.framework in CLIENTS and not u.serves]
+        project.own_servers = any(u.launcher in OWN_SERVERS for u in project.units)
         for file, found in sorted(self.facts.items()):
             project.dependencies += found.dependencies
             project.warnings += found.warnings
@@ -139,7 +152,8 @@ class _Linker:
         unit.config_files += sorted({f.site.file for f in config.values()})
 
     def _config_key(self, unit: Unit, name: str, fact: Fact) -> None:
-        if fact.value is False:
+        # The API server module's own parser knows `--no-KEY` and takes dashed keys; `vllm serve` does not.
+        if fact.value is False and (unit.launcher != "api_server" or "_" in fact.written):
             unit.dropped.append(fact)
             return
         own = unit.settings.get(name)

@@ -19,8 +19,6 @@ OFFLINE = "standalone_offline"
 MODES = (COLOCATE, SERVER, FRAMEWORK, SERVE, OFFLINE)
 
 HYBRID_NAMES = re.compile(r"^(LVLLM_|LK_)[A-Z0-9_]+$")
-_CLIENTS = ("trl", "swift")
-_OWN_SERVERS = ("trl vllm-serve", "swift rollout")
 _INTEGRATED = (
     "llamafactory",
     "swift",
@@ -95,9 +93,9 @@ def _server(unit: Unit, project: Project) -> bool:
         return False
     if "weight_transfer_config" in unit.settings:
         return True
-    if any(u.launcher in _OWN_SERVERS for u in project.units):
+    if project.own_servers:
         return False  # the trainers of this project bring their own server
-    return any(paired(unit, other, project) for other in project.units if other is not unit)
+    return any(paired(unit, trainer, project) for trainer in project.trainers)
 
 
 def paired(one: Unit, two: Unit, project: Project) -> bool:
@@ -107,7 +105,7 @@ def paired(one: Unit, two: Unit, project: Project) -> bool:
         return False
     if trainer.site.file == server.site.file:
         return True
-    trainers = [u for u in project.units if u.framework in _CLIENTS and not u.serves and not u.documentation]
+    trainers = [u for u in project.trainers if not u.documentation]
     servers = [u for u in project.units if u.serves and not u.documentation]
     folder = posixpath.dirname(trainer.site.file)
     if posixpath.dirname(server.site.file) == folder:

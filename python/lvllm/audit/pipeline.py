@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import gc
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -82,10 +83,13 @@ class Result:
     failed: int = 0
     texts: dict[str, str] = field(default_factory=dict)
     vault: Vault = field(default_factory=Vault)
+    _lines: dict[str, list[str]] = field(default_factory=dict)
 
     def line(self, site: Site) -> str:
         """The source line of a place, secrets masked."""
-        lines = self.texts.get(site.file, "").splitlines()
+        lines = self._lines.get(site.file)
+        if lines is None:
+            lines = self._lines[site.file] = self.texts.get(site.file, "").splitlines()
         text = lines[site.line - 1].strip() if 0 < site.line <= len(lines) else ""
         return self.vault.mask(text[:300])
 
@@ -96,7 +100,13 @@ def run(request: Request) -> Result:
     if not path.exists():
         raise FileNotFoundError(str(path))
     scan = Scan(path, request.max_files, request.exclude)
-    facts, result = _read(scan, request)
+    collecting = gc.isenabled()
+    gc.disable()  # syntax trees are many and without cycles: collecting them costs a fifth of the time
+    try:
+        facts, result = _read(scan, request)
+    finally:
+        if collecting:
+            gc.enable()
     result.project = link(facts, facts)
     _learn_secrets(result)
     result.units = _audit(result, request)
@@ -187,10 +197,10 @@ def _context(unit: Unit, mode: str, units: Sequence[Unit], result: Result, reque
     context = Context(
         unit, result.project, mode, modes.is_hybrid(unit, result.project), False, model,
         hardware.Hardware(), versions.of_vllm(unit, result.project.dependencies, request.vllm_version),
-        request.goal, [u for u in units if u is not unit], result.texts.get,
+        request.goal, units, result.texts.get,
     )  # fmt: skip
     sizes = context.tp * context.pp * context.dp if context.sizes_known() else None
-    context.hardware = hardware.detect(unit, request.given, sizes)
+    context.hardware = hardware.detect(unit, request.given, sizes, result.texts.get)
     context.hybrid_shown = context.hybrid or fits_host_only(context)
     return context
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from lvllm.audit.facts import Fact
 
@@ -30,6 +31,7 @@ _PLACEHOLDER = re.compile(
 _REFERENCE = re.compile(r"^\$\{?[A-Za-z_][A-Za-z0-9_]*\}?$|^\$[({]|^\{\{|^os\.|^env\.")
 
 
+@cache
 def secret_name(name: str) -> bool:
     """True if a variable or option of this name holds a secret."""
     return _NAME.search(name.replace("-", "_")) is not None and not _NOT_SECRET.search(name.replace("-", "_"))
@@ -51,12 +53,14 @@ class Vault:
     def __init__(self) -> None:
         self._values: set[str] = set()
         self._pattern: re.Pattern[str] | None = None
+        self._masked: dict[str, str] = {}
 
     def learn(self, value: object) -> None:
         """Remember a value of a secret name, so that it is masked wherever it occurs."""
         if isinstance(value, str) and len(value.strip()) >= 4 and not placeholder(value):
             self._values.add(value.strip())
             self._pattern = None
+            self._masked.clear()
         elif isinstance(value, list):
             for item in value:
                 self.learn(item)
@@ -67,6 +71,12 @@ class Vault:
 
     def mask(self, text: str) -> str:
         """`text` with every secret replaced by ``***``."""
+        known = self._masked.get(text)
+        if known is None:
+            known = self._masked[text] = self._mask(text)
+        return known
+
+    def _mask(self, text: str) -> str:
         if self._values:
             if self._pattern is None:
                 longest = sorted(self._values, key=lambda v: (-len(v), v))

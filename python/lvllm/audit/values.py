@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 import yaml
+
 from lvllm.audit.facts import Value
 
 _HUMAN = re.compile(r"^(\d+(?:\.\d+)?)([kKmMgGtT])$")

@@ -7,10 +7,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lvllm.audit import names
-from lvllm.audit.facts import Dependency, Site, Unit
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
+
+from lvllm.audit import names
+from lvllm.audit.facts import Dependency, Site, Unit
 
 _TAG = re.compile(r"^v?(\d+\.\d+(?:\.\d+)?(?:\.?(?:post|rc|dev)\d*)?)")
 _KINDS = ("lock", "pin", "range", "any", "url")

@@ -50,9 +50,15 @@ def verify(config: VllmConfig, settings: envs.Settings) -> None:
     )
     for line in envs.notices(settings, on_gpu=not current_platform.is_cpu()):
         logger.warning("%s", line)
+    if unbuilt := envs.unbuilt_values(settings):
+        raise RefusedConfigError("lvllm: " + "; ".join(unbuilt) + ".")
     placement.ledger(config)  # binds the layer lists to this model: numbers beyond its layers fail here
     if not config.model_config.is_moe:
         return
+    from lvllm.vllm import step
+
+    if current_platform.device_type not in step.DEVICES:
+        raise RefusedConfigError(f"lvllm: {step.no_handover(current_platform.device_type)}")
     if problems := refusals(config):
         raise RefusedConfigError("lvllm: " + " ".join(problems))
     _warn_about_prefill_threshold(config, settings, logger)

@@ -6,6 +6,8 @@ vLLM has
 2. EngineArgs.create_engine_config: checks the configuration before the engine starts. Goes when plugins get a
    configuration hook.
 3. BaseModelLoader.load_model: accounts for every MoE layer once a model is loaded. Goes with 2.
+4. Worker.execute_model and Worker.sample_tokens, on GPUs only (handover.guard_steps): raise when the engine
+   has failed, since a replayed CUDA graph runs no Python. Goes when workers have a hook around a step.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from lvllm.vllm import compat
 _SENTINEL = "_lvllm_hook"
 
 
-def _wrap(owner: type, name: str, make: Any, parameters: tuple[str, ...]) -> None:
+def wrap(owner: type, name: str, make: Any, parameters: tuple[str, ...]) -> None:
     """Replace owner.name by make(stock) once. The stock signature must begin with `parameters`."""
     stock = getattr(owner, name, None)
     if stock is None:
@@ -59,9 +61,9 @@ def install() -> None:
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
     from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
-    _wrap(RoutedExperts, "_get_quant_method", _host_method, ("self", "prefix", "quant_config", "moe_config"))
-    _wrap(EngineArgs, "create_engine_config", _checked_config, ("self",))
-    _wrap(BaseModelLoader, "load_model", _accounted_load, ("self", "vllm_config", "model_config"))
+    wrap(RoutedExperts, "_get_quant_method", _host_method, ("self", "prefix", "quant_config", "moe_config"))
+    wrap(EngineArgs, "create_engine_config", _checked_config, ("self",))
+    wrap(BaseModelLoader, "load_model", _accounted_load, ("self", "vllm_config", "model_config"))
 
 
 def _host_method(stock: Any) -> Any:

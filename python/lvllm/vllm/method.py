@@ -45,7 +45,7 @@ def to_host(
             f"lvllm: {layer.layer_name}: LoRA on experts is not computed on the host. Drop --enable-lora, "
             f"or: {way_out(layer.layer_name)}"
         )
-    stock.__class__ = host_class(type(stock))
+    stock.__class__ = host_class(type(stock))  # type: ignore[arg-type]
     return stock
 
 

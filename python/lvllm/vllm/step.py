@@ -6,7 +6,7 @@ the CPU platform it does not, and Dynamo would trace into the engine call.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.library import Library
@@ -18,6 +18,7 @@ from vllm.utils.torch_utils import (
 )
 
 from lvllm.native import load as load_native
+from lvllm.vllm import handover
 from lvllm.vllm.formats import DTYPE_NAMES
 
 if TYPE_CHECKING:
@@ -25,7 +26,18 @@ if TYPE_CHECKING:
 
     from lvllm import _lk
 
+DEVICES = ("cpu", "cuda")
+"""Device types of hidden_states that this build can take tokens from."""
+
 _LIBRARY = Library("lvllm", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+def no_handover(device: str) -> str:
+    """Why tokens on `device` cannot be computed here, and the way out."""
+    return (
+        f"tokens on {device} cannot be handed over to the CPU engine; it serves vLLM's CPU platform and "
+        "NVIDIA GPUs. Unset LVLLM_MOE_NUMA_ENABLED to serve with stock vLLM."
+    )
 
 
 def _ref(tensor: torch.Tensor) -> _lk.TensorRef:
@@ -57,6 +69,26 @@ def run(
     return output
 
 
+def run_on_gpu(
+    context: Any,
+    layer: RoutedExperts,
+    hidden_states: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+) -> torch.Tensor:
+    """Launch the step's hand-over on the current stream; waits for nothing. Returns a fresh [T, H] tensor."""
+    way: handover.LayerHandover = layer.quant_method.host.handover  # type: ignore[attr-defined]
+    expert_map: torch.Tensor | None = layer._expert_map  # type: ignore[assignment]
+    if hidden_states.shape[0] == 0:
+        return torch.empty_like(hidden_states, memory_format=torch.contiguous_format)
+    if context.attn_metadata is None and not torch.cuda.is_current_stream_capturing():
+        # Memory profiling and warm-up: the slots must exist from now on, the numbers do not matter.
+        way.ready(hidden_states.device, expert_map)
+        return torch.zeros_like(hidden_states, memory_format=torch.contiguous_format)
+    is_padding = handover.padding_of(context, hidden_states.shape[0])
+    return way.forward(hidden_states, topk_weights, topk_ids, expert_map, is_padding)
+
+
 def _moe_cpu(
     hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, layer_name: LayerNameType
 ) -> torch.Tensor:
@@ -64,8 +96,11 @@ def _moe_cpu(
     # confused.
     from vllm.forward_context import get_forward_context
 
-    runner = get_forward_context().no_compile_layers[_resolve_layer_name(layer_name)]
-    return run(runner.routed_experts, hidden_states, topk_weights, topk_ids)
+    context = get_forward_context()
+    layer = context.no_compile_layers[_resolve_layer_name(layer_name)].routed_experts
+    if hidden_states.device.type == "cuda":
+        return run_on_gpu(context, layer, hidden_states, topk_weights, topk_ids)
+    return run(layer, hidden_states, topk_weights, topk_ids)
 
 
 def _moe_cpu_fake(
@@ -86,12 +121,8 @@ def apply(
     layer: RoutedExperts, hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
 ) -> torch.Tensor:
     """Routed experts of one layer: hidden_states [T, H], topk_* [T, k]; returns a fresh [T, H]."""
-    if hidden_states.device.type != "cpu":
-        raise NotImplementedError(
-            f"lvllm: {layer.layer_name}: the hand-over of tokens from {hidden_states.device.type} to the CPU "
-            "engine (pinned slots and flag kernels) is not part of this build; it serves vLLM's CPU "
-            "platform only. Unset LVLLM_MOE_NUMA_ENABLED to serve with stock vLLM."
-        )
+    if hidden_states.device.type not in DEVICES:
+        raise NotImplementedError(f"lvllm: {layer.layer_name}: {no_handover(hidden_states.device.type)}")
     output: torch.Tensor = torch.ops.lvllm.moe_cpu(
         hidden_states, topk_weights, topk_ids, _encode_layer_name(layer.layer_name)
     )

@@ -9,7 +9,7 @@ import torch
 
 from lvllm import envs, host
 from lvllm.native import load as load_native
-from lvllm.vllm import placement
+from lvllm.vllm import handover, placement
 from lvllm.vllm.formats import UnsupportedLayerError, layer_options, way_out, weight_format
 from lvllm.vllm.loader import LayerIntake
 
@@ -41,19 +41,16 @@ def _place_among_workers(config: VllmConfig) -> tuple[int, int]:
 
 @functools.cache
 def _engine(settings_key: str, rank: int, world: int) -> _lk.Engine:
+    from vllm.platforms import current_platform
+
     settings = _ENGINE_SETTINGS[settings_key]
     engine: _lk.Engine = load_native().Engine(
-        threads=settings.threads,
-        nodes=settings.numa_nodes,
-        binding=settings.thread_binding,
+        **envs.engine_options(settings),
         rank=rank,
         world=world,
         allowed_cpus=host.inherited_cpus(),
-        isa=settings.isa,
-        kernel=settings.kernel,
-        compute=settings.compute,
-        power_saving=settings.power_saving,
-        step_timeout_s=settings.step_timeout_s,
+        # On the CPU platform the caller's thread is a worker; beside a GPU it launches kernels meanwhile.
+        reserve_cores=0 if current_platform.is_cpu() else world,
     )
     from vllm.logger import init_logger
 
@@ -103,6 +100,13 @@ class HostLayer:
             raise UnsupportedLayerError(
                 f"lvllm: {layer.layer_name}: {error}. {way_out(layer.layer_name)}"
             ) from error
+        self.handover = handover.hub_of(engine_of(config)).enrol(
+            self.engine_layer,
+            hidden_size=int(options["hidden_size"]),
+            top_k=int(options["top_k"]),
+            dtype=moe.in_dtype,
+            max_tokens=max_tokens,
+        )
         self.dummy = config.load_config.load_format == "dummy"
         ledger = placement.ledger(config)
         self.intake = LayerIntake(

@@ -170,5 +170,6 @@ CASES: list[Case] = [
     case("X6.too_old", serve(Q), serve(Q), "--gpu V100:1", "--gpu T4:1"),
     case("X7.dropped", serve(f"{Q} --config c.yaml", c__yaml="enable-prefix-caching: false\n"),
          serve(f"{Q} --config c.yaml", c__yaml="no-enable-prefix-caching: true\n")),
+    case("X7.not_read", serve(f"{Q} --config=c.yaml", c__yaml="max-num-seqs: 4\n"), serve(f"{Q} --config c.yaml", c__yaml="max-num-seqs: 4\n")),
     case("X7.harmless", serve(f"{Q} --config c.yaml", c__yaml="enforce-eager: false\n"), serve(f"{Q} --config c.yaml", c__yaml="enforce-eager: true\n")),
 ]

@@ -108,6 +108,8 @@ CASES: list[Case] = [
     case("K11.tight", on(), on(), "--ram 64", "--ram 128"),
     case("K11.tight", on("LVLLM_HOST_GIB=64"), on("LVLLM_HOST_GIB=128"), "--ram 512"),
     case("K11.memlock", service("LimitMEMLOCK=8G"), service("LimitMEMLOCK=infinity"), "--ram 512"),
+    case("K11.memlock", {"s.sh": f"ulimit -l 65536\nexport {ON}\nvllm serve {GOOD}\n"},
+         {"s.sh": f"ulimit -l unlimited\nexport {ON}\nvllm serve {GOOD}\n"}, "--ram 512"),
     case("K11.unknown", on()),
     case("K11.ok", on(), None, "--ram 512"),
     case("K12.large", on(options=f"{M} --max-num-seqs 64"), on()),

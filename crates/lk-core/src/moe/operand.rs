@@ -165,7 +165,7 @@ fn widen(ops: &VecOps, dtype: Dtype, from: &[u8], to: &mut [f32]) {
     let (head, halves, _) = unsafe { from.align_to::<u16>() };
     match dtype {
         Dtype::F32 => {
-            to.iter_mut().zip(from.as_chunks::<4>().0).for_each(|(t, f)| *t = f32::from_ne_bytes(*f))
+            to.iter_mut().zip(from.as_chunks::<4>().0).for_each(|(t, f)| *t = f32::from_ne_bytes(*f));
         }
         Dtype::Bf16 if head.is_empty() => ops.bf16_to_f32(halves, to),
         Dtype::F16 if head.is_empty() => ops.f16_to_f32(halves, to),

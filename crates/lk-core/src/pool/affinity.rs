@@ -46,3 +46,13 @@ pub(super) fn block_signals() {
     // SAFETY: the set is initialised; the old mask is not wanted.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut()) };
 }
+
+/// Readies a thread that serves the engine without being a worker: signals stay away, it runs on `cpus`, and its naps
+/// end on time (the default slack of timers is as long as a nap).
+#[cfg(feature = "cuda")]
+pub(crate) fn prepare_service_thread(cpus: &[CpuId]) -> io::Result<()> {
+    block_signals();
+    // SAFETY: changes a number of the calling thread; a refusal makes naps longer.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1 as libc::c_ulong) };
+    bind_thread(0, cpus)
+}

@@ -21,6 +21,8 @@ const STEP: u32 = 4;
 const WAKE_FANOUT: u32 = 2;
 /// Polls before the clock is read for the first time.
 const FIRST_POLLS: u32 = 16;
+/// How often a thread that shares its CPU gives way before it sleeps: whom it waits for may need that very CPU.
+const YIELDS: u32 = 2;
 /// Polls between two looks at the clock.
 const POLLS_PER_CLOCK: u32 = 16;
 
@@ -97,7 +99,7 @@ impl Gate {
             if now != ticket {
                 return now;
             }
-            if spin.limit_ns == 0 {
+            if spin.limit_ns == 0 || spin.crowded {
                 break;
             }
             pause();
@@ -109,6 +111,16 @@ impl Gate {
     fn wait_long(&self, ticket: Ticket, spin: &SpinBudget) -> Ticket {
         let budget = spin.current();
         if budget.is_zero() {
+            return self.sleep(ticket);
+        }
+        if spin.crowded {
+            for _ in 0..YIELDS {
+                give_way();
+                let now = self.ticket();
+                if now != ticket {
+                    return now;
+                }
+            }
             return self.sleep(ticket);
         }
         let start = Instant::now();
@@ -159,6 +171,14 @@ fn pause() {
     loom::thread::yield_now();
 }
 
+#[inline]
+fn give_way() {
+    #[cfg(not(loom))]
+    std::thread::yield_now();
+    #[cfg(loom)]
+    loom::thread::yield_now();
+}
+
 /// How long one thread spins at one kind of gate; shrinks while spinning does not pay.
 ///
 /// Only the owning thread writes it. A wait longer than the limit means that the time spent spinning was
@@ -167,6 +187,8 @@ fn pause() {
 #[derive(Debug)]
 pub(super) struct SpinBudget {
     limit_ns: u32,
+    /// Other workers run on the same CPUs: spinning would hold up those who are waited for.
+    crowded: bool,
     current_ns: AtomicU32,
 }
 
@@ -174,9 +196,9 @@ impl SpinBudget {
     /// Fraction of the limit below which the budget does not shrink, as a shift.
     const FLOOR_SHIFT: u32 = 5;
 
-    pub(super) fn new(limit: Duration) -> Self {
+    pub(super) fn new(limit: Duration, crowded: bool) -> Self {
         let limit_ns = u32::try_from(limit.as_nanos()).unwrap_or(u32::MAX);
-        Self { limit_ns, current_ns: AtomicU32::new(limit_ns) }
+        Self { limit_ns, crowded, current_ns: AtomicU32::new(limit_ns) }
     }
 
     fn current(&self) -> Duration {

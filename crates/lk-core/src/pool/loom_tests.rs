@@ -27,7 +27,7 @@ fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
 }
 
 fn no_spin() -> SpinBudget {
-    SpinBudget::new(Duration::ZERO)
+    SpinBudget::new(Duration::ZERO, false)
 }
 
 /// Data written before `advance` is seen after `wait`, by spinning and by sleeping waiters, in two generations.
@@ -143,7 +143,7 @@ fn loom_barrier_abort_releases_waiters() {
 
 /// Runs `body` as the caller of a pool with the given nodes, then ends the worker threads.
 fn with_workers(node_workers: &[usize], body: impl FnOnce(&Shared)) {
-    let shared = Arc::new(Shared::new(node_workers, Duration::ZERO, Duration::ZERO));
+    let shared = Arc::new(Shared::new(node_workers, Duration::ZERO, Duration::ZERO, false));
     let threads: Vec<_> = (1..node_workers.iter().sum())
         .map(|index| {
             let shared = Arc::clone(&shared);
@@ -161,10 +161,17 @@ fn with_workers(node_workers: &[usize], body: impl FnOnce(&Shared)) {
 /// and what workers wrote without synchronisation of their own is there when `dispatch` returns.
 #[test]
 fn loom_jobs_are_handed_out_and_end() {
-    model(3, || {
-        with_workers(&[2], |shared| {
-            for round in 0..2 {
-                let cells = [UnsafeCell::new(0), UnsafeCell::new(0)];
+    jobs(3, 2, &[2]);
+    // Two threads of one node, and one thread on each of two: every counter has more than one writer.
+    jobs(1, 1, &[3]);
+    jobs(1, 1, &[1, 1, 1]);
+}
+
+fn jobs(preemptions: usize, rounds: i32, node_workers: &'static [usize]) {
+    model(preemptions, move || {
+        with_workers(node_workers, |shared| {
+            for round in 0..rounds {
+                let cells: Vec<_> = shared.workers.iter().map(|_| UnsafeCell::new(0)).collect();
                 let cells = Cells(&cells);
                 shared.dispatch(&|worker| {
                     // SAFETY: one worker per cell; the caller looks after the job.

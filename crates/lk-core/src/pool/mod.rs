@@ -34,12 +34,15 @@ mod watchdog;
 mod worker;
 
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "cuda")]
+pub(crate) use affinity::prepare_service_thread;
 pub use barrier::Aborted;
 use fork::Origin;
 use seats::Seats;
@@ -59,8 +62,10 @@ pub type StuckHandler = Arc<dyn Fn(&str) + Send + Sync>;
 pub struct PoolOptions {
     /// Microseconds that an idle worker spins for the next job before it sleeps; 0 sleeps at once.
     pub spin_us: u32,
-    /// Microseconds that a worker spins inside a job, at a barrier or for the end, before it sleeps. Taken as a
-    /// fraction of that when workers share CPUs.
+    /// Microseconds that a worker spins inside a job, at a barrier or for the end, before it sleeps.
+    ///
+    /// When workers share CPUs, both limits only tell whether a waiting thread gives way a few times (not 0) or sleeps
+    /// at once (0).
     pub barrier_spin_us: u32,
     /// Never spin between jobs, whatever `spin_us` says.
     pub power_saving: bool,
@@ -129,9 +134,13 @@ impl Pool {
                 sizes.len()
             )));
         }
-        let idle_spin = if options.power_saving { 0 } else { options.spin_us };
-        let barrier_spin = Duration::from_micros(u64::from(options.barrier_spin_us));
-        let shared = Arc::new(Shared::new(&sizes, Duration::from_micros(u64::from(idle_spin)), barrier_spin));
+        let micros = |us: u32| Duration::from_micros(u64::from(us));
+        let idle_spin = micros(if options.power_saving { 0 } else { options.spin_us });
+        let barrier_spin = micros(options.barrier_spin_us);
+        let slots = plan.nodes.iter().flat_map(|node| &node.workers);
+        let cpus: HashSet<_> = slots.flat_map(|slot| &slot.cpus).collect();
+        let crowded = plan.num_workers() > cpus.len();
+        let shared = Arc::new(Shared::new(&sizes, idle_spin, barrier_spin, crowded));
         let mut pool = Self {
             shared,
             threads: Vec::new(),

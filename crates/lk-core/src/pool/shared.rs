@@ -80,8 +80,13 @@ unsafe impl Send for JobPointer {}
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    /// `node_workers[n]` workers on node `n`, each at least one.
-    pub(super) fn new(node_workers: &[usize], idle_spin: Duration, barrier_spin: Duration) -> Self {
+    /// `node_workers[n]` workers on node `n`, each at least one; `crowded` if they share CPUs.
+    pub(super) fn new(
+        node_workers: &[usize],
+        idle_spin: Duration,
+        barrier_spin: Duration,
+        crowded: bool,
+    ) -> Self {
         let mut first = 0;
         let nodes: Box<[Node]> = node_workers
             .iter()
@@ -98,8 +103,8 @@ impl Shared {
                 node
             })
             .collect();
-        let worker =
-            |_| CachePadded::new(WorkerState::new(SpinBudget::new(idle_spin), SpinBudget::new(barrier_spin)));
+        let budget = |limit| SpinBudget::new(limit, crowded);
+        let worker = |_| CachePadded::new(WorkerState::new(budget(idle_spin), budget(barrier_spin)));
         Self {
             root: Barrier::new(nodes.len() as u32),
             thread_nodes: nodes.iter().filter(|node| node.threads > 0).count() as u32,

@@ -20,6 +20,11 @@ use lk_core::{Dtype, Result};
 
 /// An engine with so many pretended nodes and workers on each; all share the machine's CPUs.
 pub fn engine(nodes: usize, workers: usize, isa: Option<&str>) -> Arc<Engine> {
+    engine_with(nodes, workers, isa, None)
+}
+
+/// The same with one compute family pinned.
+pub fn engine_with(nodes: usize, workers: usize, isa: Option<&str>, kernel: Option<&str>) -> Arc<Engine> {
     let cpus: Vec<_> = lk_core::topology::Topology::detect(None)
         .unwrap()
         .nodes
@@ -37,6 +42,7 @@ pub fn engine(nodes: usize, workers: usize, isa: Option<&str>) -> Arc<Engine> {
         notes: Vec::new(),
     };
     let options = EngineOptions {
+        kernel: kernel.map(str::to_owned),
         isa: isa.map(str::to_owned).or_else(|| std::env::var("LVLLM_ISA").ok()),
         ..EngineOptions::default()
     };

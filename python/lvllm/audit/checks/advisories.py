@@ -6,14 +6,13 @@ import difflib
 from collections.abc import Iterator, Sequence
 
 from lvllm.audit import names
-from lvllm.audit.checks.context import Context, Edit, Outcome
+from lvllm.audit.checks.context import Context, Edit, Outcome, with_priority
 from lvllm.audit.checks.registry import advisory
 from lvllm.audit.facts import Fact
 from lvllm.audit.values import nearest
 from lvllm.audit.versions import image_tag
 
 _PYTHON_LAUNCHERS = ("LLM", "engine")
-_SERVER_FALSE_DEFAULT = frozenset(("enable_log_requests", "enable_auto_tool_choice", "headless", "grpc"))
 
 
 @advisory
@@ -84,7 +83,10 @@ def _options(c: Context) -> Iterator[Outcome]:
         near = nearest(fact.name, known)
         if near is not None:
             spelled = near if python or not fact.written.startswith("-") else f"--{near.replace('_', '-')}"
-            yield c.out("X4.misspelt", fact, near=spelled)
+            found = c.out("X4.misspelt", fact, near=spelled)
+            # An older release may have had the name: the table is that of the reference.
+            older = c.version.below(names.reference()) and found.priority == "P0"
+            yield with_priority(found, "P1") if older else found
         elif not c.version.known or c.version.at_least(names.reference()):
             yield c.out("X4.unknown", fact, reference=names.reference())
 
@@ -134,8 +136,9 @@ def hardware(c: Context) -> Sequence[Outcome]:
 
 @advisory
 def dropped_lines(c: Context) -> Sequence[Outcome]:
-    """X7: ``key: false`` in a file given to ``vllm serve``."""
-    found = []
+    """X7: what stock vLLM does not read of a file given to ``vllm serve``."""
+    unread = c.key("config=")
+    found = [] if unread is None else [c.out("X7.not_read", unread)]
     for fact in sorted(c.unit.dropped, key=lambda f: f.site):
         rule = "X7.harmless" if _false_already(fact) else "X7.dropped"
         found.append(c.out(rule, fact, name=fact.written, option=fact.name.replace("_", "-")))
@@ -143,7 +146,7 @@ def dropped_lines(c: Context) -> Sequence[Outcome]:
 
 
 def _false_already(fact: Fact) -> bool:
-    return names.fields().get(fact.name) is False or fact.name in _SERVER_FALSE_DEFAULT
+    return names.fields().get(fact.name) is False or fact.name in names.table("options")["false_by_default"]
 
 
 def near_hybrid(name: str, known: Sequence[str]) -> str:

@@ -59,8 +59,18 @@ class Context:
     hardware: Hardware
     version: Declared
     goal: str
-    others: Sequence[Unit] = ()
+    units: Sequence[Unit] = ()
     read: Callable[[str], str | None] = lambda _path: None
+
+    @property
+    def others(self) -> Iterator[Unit]:
+        """The other units of the project."""
+        return (u for u in self.units if u is not self.unit)
+
+    @property
+    def neighbours(self) -> list[Unit]:
+        """The other units of the same file."""
+        return [u for u in self.project.by_file.get(self.unit.site.file, []) if u is not self.unit]
 
     # -- settings ----------------------------------------------------------------------------------
 

@@ -89,7 +89,7 @@ def development_endpoints(c: Context) -> Outcome:
 
 def _control_calls(c: Context) -> bool:
     """A trainer whose framework, or own code, uses the HTTP control calls."""
-    if any(u.framework in ("trl", "swift", "openrlhf") and not u.serves for u in c.others):
+    if any(u is not c.unit for u in c.project.trainers):
         return True
     control = ("http:/update_weights", "http:/sleep", "http:/wake_up", "http:/collective_rpc",
                "http:/start_weight_update", "http:/init_weight_transfer_engine", "http:/pause")  # fmt: skip

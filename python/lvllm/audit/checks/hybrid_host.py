@@ -91,7 +91,7 @@ def _instances(c: Context) -> bool:
     return any(
         o.site.file == c.unit.site.file and o.site != c.unit.site and not o.documentation
         and any(n.startswith(flagtable.PREFIXES) for n in o.env)
-        for o in c.others
+        for o in c.neighbours
     )  # fmt: skip
 
 

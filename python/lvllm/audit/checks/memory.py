@@ -77,7 +77,7 @@ def shared_with(c: Context) -> Unit | None:
     mine = gpu_set(c.unit)
     if mine is None:
         return None
-    for other in c.others:
+    for other in c.neighbours:
         theirs = gpu_set(other)
         same_host = other.site.file == c.unit.site.file
         if theirs is not None and same_host and mine & theirs and not other.documentation:

@@ -57,7 +57,7 @@ def _copies(c: Context) -> list[Unit]:
     if model is None or c.has("kv_transfer_config") or c.has("data_parallel_rank") or c.has("node_rank"):
         return []
     mine = [
-        u for u in (c.unit, *c.others)
+        u for u in (c.unit, *c.neighbours)
         if u.serves and u.site.file == c.unit.site.file and not u.documentation
         and u.settings.get("model") is not None and u.settings["model"].value == model
         and "kv_transfer_config" not in u.settings
@@ -125,8 +125,10 @@ def configuration_file(c: Context) -> Outcome:
                      line_value=show(on_line))  # fmt: skip
     if c.unit.launch is not None and not c.unit.config_files:
         mine = _options(c.unit)
-        same = [u for u in c.others if u.launch is not None and len(_options(u) & mine) >= _MANY_OPTIONS]
-        if len(mine) >= _MANY_OPTIONS and same:
+        long = len(mine) >= _MANY_OPTIONS
+        launched = (u for u in c.others if u.launch is not None) if long else ()
+        same = [u for u in launched if len(_options(u) & mine) >= _MANY_OPTIONS]
+        if same:
             sites = [u.site for u in sorted(same, key=lambda u: u.site)]
             return c.out(
                 "I4.repeated", c.unit.site, *sites, count=len(_options(same[0]) & mine), lines=len(same) + 1

@@ -94,6 +94,9 @@ class _Service:
         unit.env = {**self._environment(), **unit.env}
         unit.image = image
         unit.resources = self._resources()
+        built = self._dockerfile()
+        if built is not None:
+            unit.env_refs.append(built)
         refs = self.service.get("env_file")
         for ref in refs if isinstance(refs, list) else [refs]:
             if isinstance(ref, str):
@@ -101,6 +104,16 @@ class _Service:
             elif isinstance(ref, dict) and isinstance(ref.get("path"), str):
                 unit.env_refs.append(ref["path"])
         self.facts.units.append(unit)
+
+    def _dockerfile(self) -> str | None:
+        """The Dockerfile that the service is built from: its ENV is the outermost environment."""
+        build = self.service.get("build")
+        if isinstance(build, str):
+            return f"{build.rstrip('/')}/Dockerfile"
+        if isinstance(build, dict):
+            context = str(build.get("context") or ".").rstrip("/")
+            return f"{context}/{build.get('dockerfile') or 'Dockerfile'}"
+        return None
 
     def _unit(self, image: Any) -> Unit | None:
         entrypoint, command = self.words("entrypoint"), self.words("command")
@@ -117,6 +130,12 @@ class _Service:
         if isinstance(image, str) and dockerrun.is_vllm_image(image) and not entrypoint:
             return self._image_unit(command)
         script = next((w for w in words if w.value.endswith((".sh", ".bash", ".py"))), None)
+        built = self._dockerfile()
+        if script is None and not words and built is not None:
+            # The image's own command: joined with the Dockerfile's unit.
+            unit = Unit("script", self.site("build"))
+            unit.script_refs.append(built)
+            return unit
         if script is None:
             return None
         unit = Unit("script", Site(self.file, script.line))
@@ -136,9 +155,7 @@ class _Service:
             unit.settings["model"] = Fact(
                 "model", value, word.state, Site(self.file, word.line), "compose", "model"
             )
-        config = unit.settings.pop("config", None)
-        if config is not None:
-            unit.config_refs.append(config)
+        options.take_config(unit)
         return unit
 
     def _environment(self) -> dict[str, Fact]:

@@ -9,11 +9,12 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
 from lvllm.audit.facts import Dependency, FileFacts, Site, Word
 from lvllm.audit.readers import yamldoc
 from lvllm.audit.textpos import text_line
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
 
 WATCHED = frozenset(
     (

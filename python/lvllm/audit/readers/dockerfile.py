@@ -7,13 +7,19 @@ import json
 import logging
 
 from dockerfile_parse import DockerfileParser
+
 from lvllm.audit.facts import Fact, FileFacts, Launch, Resources, Site, State, Unit, Word
 from lvllm.audit.readers import dockerrun, launch, options, shell
+
+MAX_CHARACTERS = 2**18
 
 
 def read(text: str, file: str) -> FileFacts:
     """Units and facts of one Dockerfile."""
     facts = FileFacts()
+    if len(text) > MAX_CHARACTERS:
+        facts.warnings.append(f"{file}: longer than a Dockerfile that the audit reads")
+        return facts
     try:
         logging.disable(logging.CRITICAL)  # the parser logs what it cannot read; this report says it once
         stream = io.BytesIO(text.encode())

@@ -127,9 +127,7 @@ def _engine(
         unit.settings["model"] = Fact(
             "model", value, word.state, Site(file, word.line), "docker run", "model", documentation
         )
-    config = unit.settings.pop("config", None)
-    if config is not None:
-        unit.config_refs.append(config)
+    options.take_config(unit)
     return unit
 
 

@@ -246,9 +246,7 @@ def image_unit(arguments: list[Word], file: str, site: Site, origin: str) -> Uni
         word = parsed.positional[0][1]
         value = None if word.state is State.DYNAMIC else word.value
         unit.settings["model"] = Fact("model", value, word.state, Site(file, word.line), origin, "model")
-    config = unit.settings.pop("config", None)
-    if config is not None:
-        unit.config_refs.append(config)
+    options.take_config(unit)
     return unit
 
 

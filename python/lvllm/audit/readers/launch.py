@@ -73,13 +73,21 @@ def from_script(text: str, context: Context, first_line: int = 1) -> FileFacts:
     script = shell.parse(text, first_line)
     facts = FileFacts()
     sourced: list[str] = []
+    memlock: Fact | None = None
     for command in script.commands:
         values = [w.value for w in command.words]
         if values[0] in ("source", ".") and len(values) > 1:
             sourced.append(values[1])
+        elif values[0] == "ulimit" and len(values) > 2 and values[1] in ("-l", "-Hl", "-Sl"):
+            # In KiB, as the shell counts it.
+            limit = values[2] if not values[2].isdigit() else f"{int(values[2])}KiB"
+            memlock = Fact(
+                "memlock", limit, State.LITERAL, Site(context.file, command.line), "shell", "ulimit -l"
+            )
         found = from_command(command, context)
         for unit in found.units:
             unit.env_refs = [*sourced, *unit.env_refs]
+            unit.resources.memlock = unit.resources.memlock or memlock
         facts.extend(found)
     for name, variable in sorted(script.variables.items()):
         facts.env[name] = Fact(
@@ -283,9 +291,7 @@ def _vllm(words: Sequence[Word], at: int, launcher: str, context: Context) -> Un
     unit.unknown = parsed.unknown
     unit.strict_names = launcher != "old api_server"
     unit.launch = Launch(list(words), at, parsed.spans)
-    config = unit.settings.pop("config", None)
-    if config is not None and isinstance(config.value, str):
-        unit.config_refs.append(config)
+    options.take_config(unit)
     model = next((w for i, w in parsed.positional if i == at), None)
     if model is None:
         model = next((w for _, w in parsed.positional if not w.raw.startswith(("$@", '"$@', "$*"))), None)

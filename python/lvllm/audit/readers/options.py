@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lvllm.audit import names
-from lvllm.audit.facts import Fact, Site, State, Value, Word
+from lvllm.audit.facts import Fact, Site, State, Unit, Value, Word
 from lvllm.audit.values import human_int, scalar
 
 _JSON_FIELDS = ("_config", "_params", "_kwargs", "_overrides", "_per_prompt", "_prompt", "_args")
@@ -104,22 +104,22 @@ class _Reader:
             return [Word(attached.value, attached.raw, word.line, word.state)], i + 1
         if negated:
             return False, i + 1
-        following = self.words[i + 1 :]
+        following = self.words[i + 1] if i + 1 < len(self.words) else None
         if head in names.flags() and not dotted:
-            nxt = following[0].value.lower() if following else ""
-            if nxt in ("true", "false") or (not self.strict and nxt in ("0", "1")):
-                return [following[0]], i + 2
+            given = following.value.lower() if following is not None else ""
+            if following is not None and (
+                given in ("true", "false") or (not self.strict and given in ("0", "1"))
+            ):
+                return [following], i + 2
             return True, i + 1
-        if not following or (following[0].value.startswith("-") and not _is_number(following[0].value)):
+        if following is None or _is_option(following):
             return True, i + 1
         if head in names.list_options() and not dotted:
-            taken = []
-            for word in following:
-                if word.value.startswith("-") and not _is_number(word.value):
-                    break
-                taken.append(word)
-            return taken, i + 1 + len(taken)
-        return [following[0]], i + 2
+            end = i + 1
+            while end < len(self.words) and not _is_option(self.words[end]):
+                end += 1
+            return list(self.words[i + 1 : end]), end
+        return [following], i + 2
 
     def _store(
         self,
@@ -156,6 +156,18 @@ class _Reader:
         if self.strict and not known:
             self.out.unknown.append(fact)
         self.out.settings[head] = fact
+
+
+def take_config(unit: Unit) -> None:
+    """``--config FILE`` becomes a reference; ``--config=FILE`` is kept apart: stock vLLM does not read it."""
+    fact = unit.settings.pop("config", None)
+    if fact is None or unit.launch is None:
+        return
+    spans = unit.launch.spans.get("config", [])
+    if spans and "=" in unit.launch.words[spans[-1][0]].value.partition(" ")[0]:
+        unit.keys["config="] = fact
+    else:
+        unit.config_refs.append(fact)
 
 
 def convert(name: str, values: Sequence[str], *, dotted: bool = False) -> Value:
@@ -202,6 +214,10 @@ def _worst(states: Sequence[State]) -> State:
         if state in states:
             return state
     return State.LITERAL
+
+
+def _is_option(word: Word) -> bool:
+    return word.value.startswith("-") and not _is_number(word.value)
 
 
 def _is_number(text: str) -> bool:

@@ -93,9 +93,9 @@ def _spread(module: _Module, node: ast.expr) -> Iterator[tuple[str, ast.AST, Res
             if keyword.arg is not None:
                 yield keyword.arg, keyword.value, module.evaluator.value(keyword.value)
     if name:
-        branches = [n for n in ast.walk(module.tree) if isinstance(n, ast.If | ast.Try | ast.IfExp)]
+        branches = [n for n in module.nodes if isinstance(n, ast.If | ast.Try | ast.IfExp)]
         conditional = {inner for branch in branches for inner in ast.walk(branch)}
-        for item in ast.walk(module.tree):
+        for item in module.nodes:
             if isinstance(item, ast.Assign) and len(item.targets) == 1:
                 target = item.targets[0]
                 if (
@@ -156,7 +156,7 @@ def _framework(module: _Module, node: ast.Call, framework: str, launcher: str) -
 
 def _trainer_model(module: _Module, made: Unit) -> None:
     """``GRPOTrainer(model="…")`` in the same module names the model."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Call) and module.scope.dotted(node.func).endswith("Trainer"):
             for keyword in node.keywords:
                 found = module.evaluator.value(keyword.value)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from lvllm.audit.facts import State, Value
 from lvllm.audit.values import is_plain
@@ -263,34 +264,51 @@ def _joined(value: Value, parts: list[Result]) -> Result:
     return Result(value)
 
 
-def build_scope(tree: ast.AST) -> Scope:
-    """Imports, assignments and argparse defaults of a module."""
+def build_scope(nodes: Iterable[ast.AST]) -> Scope:
+    """Imports, assignments and argparse defaults of a module, out of all its nodes."""
     scope = Scope()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                scope.imports[alias.asname or alias.name.partition(".")[0]] = (
-                    alias.name if alias.asname else alias.name.partition(".")[0]
-                )
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                scope.imports[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-        elif isinstance(node, ast.Assign):
-            for target in node.targets:
-                _assign(scope, target, node.value)
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            _assign(scope, node.target, node.value)
-        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            scope.unstable.add(node.target.id)
-        elif isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
-            for inner in ast.walk(node.target):
-                if isinstance(inner, ast.Name):
-                    scope.unstable.add(inner.id)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            _parameters(scope, node.args)
-        elif isinstance(node, ast.Call):
-            _argument(scope, node)
+    for node in nodes:
+        handler = _SCOPE.get(type(node))
+        if handler is not None:
+            handler(scope, node)
     return scope
+
+
+def _import(scope: Scope, node: ast.Import) -> None:
+    for alias in node.names:
+        root = alias.name.partition(".")[0]
+        scope.imports[alias.asname or root] = alias.name if alias.asname else root
+
+
+def _import_from(scope: Scope, node: ast.ImportFrom) -> None:
+    for alias in node.names:
+        if node.module:
+            scope.imports[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+
+
+def _assignment(scope: Scope, node: ast.Assign) -> None:
+    for target in node.targets:
+        _assign(scope, target, node.value)
+
+
+def _annotated(scope: Scope, node: ast.AnnAssign) -> None:
+    if node.value is not None:
+        _assign(scope, node.target, node.value)
+
+
+def _augmented(scope: Scope, node: ast.AugAssign) -> None:
+    if isinstance(node.target, ast.Name):
+        scope.unstable.add(node.target.id)
+
+
+def _loop(scope: Scope, node: ast.For | ast.AsyncFor | ast.comprehension) -> None:
+    for inner in ast.walk(node.target):
+        if isinstance(inner, ast.Name):
+            scope.unstable.add(inner.id)
+
+
+def _function(scope: Scope, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> None:
+    _parameters(scope, node.args)
 
 
 def _assign(scope: Scope, target: ast.expr, value: ast.expr) -> None:
@@ -343,3 +361,19 @@ def _argument(scope: Scope, call: ast.Call) -> None:
         if isinstance(action, ast.Constant) and action.value in ("store_true", "store_false"):
             default = ast.Constant(action.value == "store_false")
     scope.arguments[name] = default
+
+
+_SCOPE: dict[type[ast.AST], Callable[[Scope, Any], None]] = {
+    ast.Import: _import,
+    ast.ImportFrom: _import_from,
+    ast.Assign: _assignment,
+    ast.AnnAssign: _annotated,
+    ast.AugAssign: _augmented,
+    ast.For: _loop,
+    ast.AsyncFor: _loop,
+    ast.comprehension: _loop,
+    ast.FunctionDef: _function,
+    ast.AsyncFunctionDef: _function,
+    ast.Lambda: _function,
+    ast.Call: _argument,
+}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import warnings
 from collections.abc import Iterator
+from typing import cast
 
 from lvllm.audit.facts import Fact, FileFacts, Site, State, Unit, Word
 from lvllm.audit.readers import launch, pycalls
@@ -59,9 +60,10 @@ def read(text: str, file: str, *, first_line: int = 1, documentation: bool = Fal
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(text)
-        if sum(1 for _ in ast.walk(tree)) > MAX_NODES:
+        nodes = list(ast.walk(tree))
+        if len(nodes) > MAX_NODES:
             raise ValueError("too large")
-        _Module(tree, file, facts, first_line - 1, documentation).read()
+        _Module(tree, nodes, file, facts, first_line - 1, documentation).read()
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = f" at line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         if not documentation:
@@ -72,11 +74,17 @@ def read(text: str, file: str, *, first_line: int = 1, documentation: bool = Fal
 
 class _Module:
     def __init__(
-        self, tree: ast.Module, file: str, facts: FileFacts, offset: int, documentation: bool
+        self,
+        tree: ast.Module,
+        nodes: list[ast.AST],
+        file: str,
+        facts: FileFacts,
+        offset: int,
+        documentation: bool,
     ) -> None:
-        self.tree, self.file, self.facts = tree, file, facts
+        self.tree, self.nodes, self.file, self.facts = tree, nodes, file, facts
         self.offset, self.documentation = offset, documentation
-        self.scope: Scope = build_scope(tree)
+        self.scope: Scope = build_scope(nodes)
         self.evaluator = Evaluator(self.scope)
         self.env: list[Fact] = []
         self.calls: list[Fact] = []
@@ -91,13 +99,14 @@ class _Module:
         return Site(self.file, int(getattr(node, "lineno", 1)) + self.offset)
 
     def read(self) -> None:
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Call):
-                self._call(node)
-            elif isinstance(node, ast.Assign):
-                self._environ(node)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                self._text(node)
+        for node in self.nodes:
+            kind = type(node)
+            if kind is ast.Call:
+                self._call(cast(ast.Call, node))
+            elif kind is ast.Assign:
+                self._environ(cast(ast.Assign, node))
+            elif kind is ast.Constant:
+                self._text(cast(ast.Constant, node))
         self._finish()
 
     def fact(self, name: str, node: ast.AST, value: object, state: State, written: str = "") -> Fact:
@@ -166,10 +175,10 @@ class _Module:
         return {k.arg: self.evaluator.value(k.value).value for k in node.keywords if k.arg}
 
     def _text(self, node: ast.Constant) -> None:
-        text = str(node.value)
-        if len(text) > 4000:
+        text = node.value
+        if not isinstance(text, str) or len(text) > 4000:
             return
-        for endpoint in _ENDPOINTS:
+        for endpoint in _ENDPOINTS if "/" in text else ():
             if text.endswith(endpoint) or f"{endpoint}?" in text:
                 self.calls.append(self.fact(f"http:{endpoint}", node, None, State.LITERAL))
         lower = text.lower()
@@ -260,7 +269,7 @@ class _Module:
         line = int(call.lineno)
         if any(a <= line <= b for a, b in self.guarded):
             return True
-        functions = list(_enclosing_functions(self.tree, line))
+        functions = list(_enclosing_functions(self.nodes, line))
         if not functions:
             return False
         if self.guarded:
@@ -288,8 +297,8 @@ def _guarded_lines(tree: ast.Module) -> list[tuple[int, int]]:
     return ranges
 
 
-def _enclosing_functions(tree: ast.Module, line: int) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _enclosing_functions(nodes: list[ast.AST], line: int) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef) and (
             node.lineno <= line <= int(node.end_lineno or node.lineno)
         ):

@@ -14,8 +14,9 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import tree_sitter_bash
-from lvllm.audit.facts import State, Word
 from tree_sitter import Language, Parser
+
+from lvllm.audit.facts import State, Word
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -32,6 +33,7 @@ _BRANCHES = frozenset(
 )
 MAX_DEPTH = 200
 MAX_WORD = 20_000
+MAX_WORDS = 5_000
 
 
 @cache
@@ -187,7 +189,7 @@ class _Walker:
                 words += self.expand(child)
         if words:
             exported = {k: v for k, v in self.script.variables.items() if v.exported}
-            self.script.commands.append(Command(words, prefix, exported, self.line(node)))
+            self.script.commands.append(Command(words[:MAX_WORDS], prefix, exported, self.line(node)))
             if words[0].value == "export":
                 for word in words[1:]:
                     name, equals, value = word.value.partition("=")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
+
 from lvllm.audit.facts import Value, Word
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
