@@ -225,7 +225,9 @@ fn kernels_decode_every_weight_to_the_published_values() {
                         for c in 0..NR.min(n - p * NR) {
                             for r in 0..k {
                                 let (a, b) = (out[r * NR + c], expected[(p * NR + c) * k + r]);
-                                let ok = same(a, b, 2 * slack(case.format));
+                                // bf16 products treat subnormal numbers as zero (a scale of 2^-127).
+                                let flushed = kernel.operand() == Operand::Bf16 && a == 0.0 && !b.is_normal();
+                                let ok = flushed || same(a, b, 2 * slack(case.format));
                                 assert!(ok, "{} {} [{c}, {r}]: {a:e} {b:e}", kernel.name(), case.file);
                             }
                         }

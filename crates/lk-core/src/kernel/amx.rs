@@ -14,7 +14,7 @@ use std::arch::asm;
 use std::cell::RefCell;
 
 /// Bytes of a panel from one block of `K_TILE` to the next.
-const BLOCK_BYTES: usize = K_TILE / 2 * STEP_BYTES;
+pub(super) const BLOCK_BYTES: usize = K_TILE / 2 * STEP_BYTES;
 
 /// `k` of a panel that several blocks of rows pass over before the next: 128 KiB of weights, which the second-level cache
 /// holds beside the rows.
@@ -34,18 +34,29 @@ unsafe fn run(a: &TileArgs<'_>) {
     let (m, k) = (a.rows.m(), a.layout.k_padded());
     // SAFETY: the caller's promise; rows are m times k_padded elements at the stride given.
     unsafe {
-        match a.rows.stride_bytes() {
-            Some(stride) => tiles(a.panel, a.rows.row(0), stride, m, k, a.out),
-            None => GATHERED.with_borrow_mut(|rows| {
-                rows.clear();
-                for r in 0..m {
-                    rows.extend_from_slice(std::slice::from_raw_parts(a.rows.row(r).cast(), k));
-                }
-                tiles(a.panel, rows.as_ptr().cast(), k * 2, m, k, a.out);
-            }),
-        }
+        with_strided_rows(a, |x, stride| tiles(a.panel, x, stride, m, k, a.out));
         release();
     }
+}
+
+/// Calls `body` with the first row and the stride of the rows, copied if they do not lie at a constant one.
+///
+/// # Safety
+///
+/// As [`super::RunFn`].
+pub(super) unsafe fn with_strided_rows(a: &TileArgs<'_>, body: impl FnOnce(*const u8, usize)) {
+    if let Some(stride) = a.rows.stride_bytes() {
+        return body(a.rows.row(0), stride);
+    }
+    let k = a.layout.k_padded();
+    GATHERED.with_borrow_mut(|rows| {
+        rows.clear();
+        for r in 0..a.rows.m() {
+            // SAFETY: the caller's promise: a row has k_padded elements.
+            rows.extend_from_slice(unsafe { std::slice::from_raw_parts(a.rows.row(r).cast(), k) });
+        }
+        body(rows.as_ptr().cast(), k * 2);
+    });
 }
 
 /// All rows, in blocks of up to 32.
@@ -53,7 +64,7 @@ unsafe fn run(a: &TileArgs<'_>) {
 /// # Safety
 ///
 /// As [`super::RunFn`], with `m` rows of `k` bf16 at `x`, `stride` bytes apart; AMX is available.
-unsafe fn tiles(panel: *const u8, x: *const u8, stride: usize, m: usize, k: usize, out: *mut f32) {
+pub(super) unsafe fn tiles(panel: *const u8, x: *const u8, stride: usize, m: usize, k: usize, out: *mut f32) {
     // SAFETY: the caller's promise.
     unsafe {
         if m <= 16 {
@@ -129,31 +140,79 @@ macro_rules! product {
     };
 }
 
-/// At most 16 rows, whole `k`; tiles 0, 1 for even and 2, 3 for odd blocks.
+/// At most 16 rows, whole `k`.
 ///
 /// # Safety
 ///
-/// As [`tiles`]; tiles 0 to 5 have `m` rows, 6 and 7 have 16.
+/// As [`tiles`]; tiles 0 to 5 have `m` rows, 6 and 7 have 16, and 0 to 3 are zero.
 unsafe fn few(panel: *const u8, x: *const u8, stride: usize, m: usize, k: usize, out: *mut f32) {
-    let blocks = k / K_TILE;
-    let mut odd = [0f32; 16 * NR];
-    // SAFETY: the caller's promise covers every block; `odd` holds 16 rows of a panel's channels.
+    // SAFETY: the caller's promise.
+    unsafe {
+        add_few::<true>(panel, x, stride, k / K_TILE);
+        store_few(m, out);
+    }
+}
+
+/// Adds `blocks` blocks of `K_TILE` to tiles 0, 1 (even blocks) and 2, 3 (odd ones).
+///
+/// # Safety
+///
+/// As [`tiles`]; tiles 0 to 5 have the rows of the block, 6 and 7 have 16.
+pub(super) unsafe fn add_few<const FROM_MEMORY: bool>(
+    b: *const u8,
+    x: *const u8,
+    stride: usize,
+    blocks: usize,
+) {
+    // SAFETY: the caller's promise covers every block.
     unsafe {
         for pair in 0..blocks / 2 {
-            let (b, x) = (panel.add(pair * 2 * BLOCK_BYTES), x.add(pair * 2 * K_TILE * 2));
-            prefetch(b.wrapping_add(PREFETCH_BYTES), 2 * BLOCK_BYTES);
+            let (b, x) = (b.add(pair * 2 * BLOCK_BYTES), x.add(pair * 2 * K_TILE * 2));
+            if FROM_MEMORY {
+                prefetch(b.wrapping_add(PREFETCH_BYTES), 2 * BLOCK_BYTES);
+            }
             product!("tmm0", "tmm1", "tmm4", x, stride, b);
             product!("tmm2", "tmm3", "tmm5", x.add(K_TILE * 2), stride, b.add(BLOCK_BYTES));
         }
         if blocks % 2 == 1 {
             let last = blocks - 1;
-            product!("tmm0", "tmm1", "tmm4", x.add(last * K_TILE * 2), stride, panel.add(last * BLOCK_BYTES));
+            product!("tmm0", "tmm1", "tmm4", x.add(last * K_TILE * 2), stride, b.add(last * BLOCK_BYTES));
         }
+    }
+}
+
+/// Writes the sums of [`add_few`], `m` rows.
+///
+/// # Safety
+///
+/// As [`tiles`].
+pub(super) unsafe fn store_few(m: usize, out: *mut f32) {
+    let mut odd = [0f32; 16 * NR];
+    // SAFETY: the caller's promise; `odd` holds 16 rows of a panel's channels.
+    unsafe {
         finish!("tmm0", "tmm1", out);
         finish!("tmm2", "tmm3", odd.as_mut_ptr());
         for (i, part) in odd[..m * NR].iter().enumerate() {
             *out.add(i) += part;
         }
+    }
+}
+
+/// Zeroes tiles 0 to 3.
+///
+/// # Safety
+///
+/// AMX is configured on this thread.
+pub(super) unsafe fn zero_few() {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            options(nostack, preserves_flags, nomem)
+        );
     }
 }
 
@@ -175,7 +234,7 @@ fn prefetch(p: *const u8, bytes: usize) {
 /// # Safety
 ///
 /// As [`tiles`]; tiles 0, 1 and 4 have the rows of the block, 6 and 7 have 16.
-unsafe fn one(panel: *const u8, x: *const u8, stride: usize, k0: usize, k1: usize, out: *mut f32) {
+pub(super) unsafe fn one(panel: *const u8, x: *const u8, stride: usize, k0: usize, k1: usize, out: *mut f32) {
     // SAFETY: the caller's promise.
     unsafe {
         start!("tmm0", "tmm1", k0 == 0, out);
@@ -191,7 +250,7 @@ unsafe fn one(panel: *const u8, x: *const u8, stride: usize, k0: usize, k1: usiz
 /// # Safety
 ///
 /// As [`tiles`]; tiles 0, 1, 4, 6 and 7 have 16 rows, 2, 3 and 5 the rest of the block.
-unsafe fn two(panel: *const u8, x: *const u8, stride: usize, k0: usize, k1: usize, out: *mut f32) {
+pub(super) unsafe fn two(panel: *const u8, x: *const u8, stride: usize, k0: usize, k1: usize, out: *mut f32) {
     // SAFETY: the caller's promise.
     unsafe {
         let (x1, out1) = (x.add(16 * stride), out.add(16 * NR));

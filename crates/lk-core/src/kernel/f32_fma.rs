@@ -30,7 +30,7 @@ pub(super) trait F32Code: 'static {
 
 macro_rules! f32_code {
     ($name:ident, $ku:literal, $steps:literal, |$w:ident, $j:ident| $decode:expr) => {
-        struct $name;
+        pub(super) struct $name;
         impl F32Code for $name {
             const KU: usize = $ku;
             const STEPS: usize = $steps;
@@ -59,7 +59,7 @@ f32_code!(I8, 4, 1, |w, j| I::i8(w, j));
 f32_code!(U4, 8, 1, |w, j| I::u4(w, j));
 f32_code!(E2m1, 8, 1, |w, j| I::e2m1(w, j));
 
-struct E4m3;
+pub(super) struct E4m3;
 impl F32Code for E4m3 {
     const KU: usize = 4;
     const STEPS: usize = 1;
@@ -77,25 +77,12 @@ impl F32Code for E4m3 {
 }
 
 /// The format has a scale per group.
-const SCALED: u8 = 1;
+pub(super) const SCALED: u8 = 1;
 /// The format has a zero point per group.
-const ZERO: u8 = 2;
+pub(super) const ZERO: u8 = 2;
 
 /// Rows up to which scales are applied to the sum of a group instead of to the weights.
 const FOLD_ROWS: usize = 2;
-
-/// Repeats a body for `$i = 0 .. $n`, `$n` a constant of at most 8, with `$i` a constant in each copy.
-macro_rules! unroll {
-    ($i:ident < $n:expr, $body:block) => {
-        unroll!(@ $i, $n, $body, 0 1 2 3 4 5 6 7)
-    };
-    (@ $i:ident, $n:expr, $body:block, $($at:literal)*) => {
-        $(if $at < $n {
-            let $i: usize = $at;
-            $body
-        })*
-    };
-}
 
 /// Bytes ahead of the current step that are asked for: weights come from memory once and in order.
 const PREFETCH_BYTES: usize = 4096;
@@ -199,7 +186,7 @@ unsafe fn join<I: F32Isa, const MR: usize, const NV: usize, const CH: usize>(
 ///
 /// As [`super::RunFn`]; `scales` are those of the panel.
 #[inline(always)]
-unsafe fn load_scales<I: F32Isa, const NV: usize>(
+pub(super) unsafe fn load_scales<I: F32Isa, const NV: usize>(
     kind: ScaleKind,
     shared: bool,
     scales: *const u8,

@@ -1,0 +1,252 @@
+//! Family `bf16amx` for codes of 8 and 4 bits: a stretch of a panel is expanded to bf16 and multiplied on tiles.
+//!
+//! The expansion is paid once for all rows. Up to 16 rows it goes through a stretch that the first-level cache holds; more
+//! rows pass over the whole panel expanded, which the second-level cache holds.
+
+use super::amx::{BLOCK_BYTES, add_few, one, store_few, tiles, two, with_strided_rows, zero_few};
+use super::expand::{ExpandFn, Scaling, function, group_end};
+use super::f32_fma::load_scales;
+use super::{Family, Kernel, Operand, RunFn, TileArgs};
+use crate::format::{CodeKind, GlobalScale, ScaleKind, WeightFormat};
+use crate::simd::amx::{TileConfig, release};
+use crate::simd::avx512::Avx512Vbmi;
+use crate::simd::{Cpu, F32Isa, IsaLevel};
+use crate::tile::{K_TILE, NR};
+use std::cell::RefCell;
+
+type I = Avx512Vbmi;
+
+/// `k` that are expanded at once for few rows: 16 KiB of bf16.
+const STRETCH: usize = 256;
+
+/// One line of scratch.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+thread_local! {
+    /// Expanded weights of this thread.
+    static EXPANDED: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+}
+
+/// # Safety
+///
+/// As [`RunFn`], for AMX with AVX-512 VBMI.
+unsafe fn run(a: &TileArgs<'_>, scaling: Scaling) {
+    let Some(expand) = function(a.layout.format(), scaling) else {
+        unreachable!("kernels are made for formats that can be expanded")
+    };
+    EXPANDED.with_borrow_mut(|lines| {
+        // A group that begins and ends inside of a block of K_TILE takes one block more.
+        let blocks = a.layout.k_padded() / K_TILE + a.layout.groups() + 1;
+        let wanted = blocks * BLOCK_BYTES / 64;
+        if lines.len() < wanted {
+            lines.resize(wanted, Line([0; 64]));
+        }
+        let buffer = lines.as_mut_ptr().cast::<u8>();
+        // SAFETY: the caller's promise; the buffer holds every block of the panel, groups apart.
+        unsafe {
+            with_strided_rows(a, |x, stride| match scaling {
+                Scaling::Groups => by_group(a, expand, x, stride, buffer),
+                Scaling::Weights | Scaling::Channels => {
+                    whole(a, expand, x, stride, buffer);
+                    scale_channels(a);
+                }
+            });
+            release();
+        }
+    });
+}
+
+/// # Safety
+///
+/// As [`run`]; `buffer` holds the expanded panel.
+unsafe fn whole(a: &TileArgs<'_>, expand: ExpandFn, x: *const u8, stride: usize, buffer: *mut u8) {
+    let (m, k) = (a.rows.m(), a.layout.k_padded());
+    // SAFETY: the caller's promise.
+    unsafe {
+        if m > 16 {
+            expand(a, 0, k, buffer);
+            return tiles(buffer, x, stride, m, k, a.out);
+        }
+        let rows = m as u8;
+        TileConfig::new([rows, rows, rows, rows, rows, rows, 16, 16]).load();
+        for k0 in (0..k).step_by(STRETCH) {
+            let k1 = (k0 + STRETCH).min(k);
+            expand(a, k0, k1, buffer);
+            add_few::<false>(buffer, x.add(k0 * 2), stride, (k1 - k0) / K_TILE);
+        }
+        store_few(m, a.out);
+    }
+}
+
+/// Sums of each group times its scale.
+///
+/// # Safety
+///
+/// As [`run`]; `buffer` holds the expanded groups.
+unsafe fn by_group(a: &TileArgs<'_>, expand: ExpandFn, x: *const u8, stride: usize, buffer: *mut u8) {
+    let (layout, m) = (a.layout, a.rows.m());
+    let span = |group: usize| {
+        let k0 = if group == 0 { 0 } else { group_end(layout, group - 1) };
+        (k0, group_end(layout, group))
+    };
+    let blocks = |k0: usize, k1: usize| k1.div_ceil(K_TILE) - k0 / K_TILE;
+    let mut part = [0f32; 32 * NR];
+    // SAFETY: the caller's promise; a block of K_TILE of x holds the blocks of every group.
+    unsafe {
+        if m <= 16 {
+            let rows = m as u8;
+            TileConfig::new([rows, rows, rows, rows, rows, rows, 16, 16]).load();
+            for group in 0..layout.groups() {
+                let (k0, k1) = span(group);
+                expand(a, k0, k1, buffer);
+                zero_few();
+                add_few::<false>(buffer, x.add(k0 / K_TILE * K_TILE * 2), stride, blocks(k0, k1));
+                store_few(m, part.as_mut_ptr());
+                add_scaled(a, group, part.as_ptr(), 0, m);
+            }
+            return;
+        }
+        let mut at = buffer;
+        for group in 0..layout.groups() {
+            let (k0, k1) = span(group);
+            expand(a, k0, k1, at);
+            at = at.add(blocks(k0, k1) * BLOCK_BYTES);
+        }
+        for first in (0..m).step_by(32) {
+            let rows = (m - first).min(32);
+            let lower = rows.saturating_sub(16) as u8;
+            if lower == 0 {
+                TileConfig::new([rows as u8, rows as u8, 0, 0, rows as u8, 0, 16, 16]).load();
+            } else {
+                TileConfig::new([16, 16, lower, lower, 16, lower, 16, 16]).load();
+            }
+            let mut at = buffer;
+            for group in 0..layout.groups() {
+                let (k0, k1) = span(group);
+                let n = blocks(k0, k1);
+                let x = x.add(first * stride + k0 / K_TILE * K_TILE * 2);
+                if lower == 0 {
+                    one(at, x, stride, 0, n * K_TILE, part.as_mut_ptr());
+                } else {
+                    two(at, x, stride, 0, n * K_TILE, part.as_mut_ptr());
+                }
+                at = at.add(n * BLOCK_BYTES);
+                add_scaled(a, group, part.as_ptr(), first, rows);
+            }
+        }
+    }
+}
+
+/// `out[first + r] = or += part[r] * scale[group]` for `rows` rows; the first group sets, the last applies the matrix's scale.
+///
+/// # Safety
+///
+/// As [`run`]; `part` holds the rows.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+unsafe fn add_scaled(a: &TileArgs<'_>, group: usize, part: *const f32, first: usize, rows: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let scale = scales_of(a, group);
+        for r in 0..rows {
+            for v in 0..2 {
+                let out = a.out.add((first + r) * NR + v * I::LANES);
+                let sum = I::load(part.add(r * NR + v * I::LANES));
+                let old = if group == 0 { I::zero() } else { I::load(out) };
+                I::store(out, I::fma(sum, scale[v], old));
+            }
+        }
+        if group + 1 == a.layout.groups() {
+            scale_matrix(a, first, rows);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn scales_of(a: &TileArgs<'_>, group: usize) -> [<I as F32Isa>::F; 2] {
+    let layout = a.layout;
+    let kind = layout.format().scale.map_or(ScaleKind::F32, |s| s.kind);
+    // SAFETY: the caller's promise: the panel holds the scales of its groups.
+    unsafe {
+        let scales = a.panel.add(layout.scale_offset());
+        load_scales::<I, 2>(kind, layout.scale_channels() == 1, scales, group, 0)
+    }
+}
+
+/// Applies the scales of channels, if that is what the format has, and the matrix's scale.
+///
+/// # Safety
+///
+/// As [`run`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
+unsafe fn scale_channels(a: &TileArgs<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if Scaling::of(a.layout.format()) == Scaling::Channels && a.layout.groups() > 0 {
+            let scale = scales_of(a, 0);
+            for i in 0..2 * a.rows.m() {
+                let out = a.out.add(i * I::LANES);
+                I::store(out, I::mul(I::load(out), scale[i % 2]));
+            }
+        }
+        scale_matrix(a, 0, a.rows.m());
+    }
+}
+
+#[inline(always)]
+unsafe fn scale_matrix(a: &TileArgs<'_>, first: usize, rows: usize) {
+    let global = a.layout.format().global;
+    if global == GlobalScale::None {
+        return;
+    }
+    // SAFETY: the caller's promise: the panel ends with the matrix's scale.
+    unsafe {
+        let value = I::splat(a.panel.add(a.layout.global_offset()).cast::<f32>().read_unaligned());
+        for i in 2 * first..2 * (first + rows) {
+            let out = a.out.add(i * I::LANES);
+            let y = I::load(out);
+            I::store(out, if global == GlobalScale::Divide { I::div(y, value) } else { I::mul(y, value) });
+        }
+    }
+}
+
+/// # Safety
+///
+/// As [`RunFn`]; so for the two below.
+unsafe fn run_weights(a: &TileArgs<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { run(a, Scaling::Weights) }
+}
+
+/// # Safety
+///
+/// As [`RunFn`].
+unsafe fn run_channels(a: &TileArgs<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { run(a, Scaling::Channels) }
+}
+
+/// # Safety
+///
+/// As [`RunFn`].
+unsafe fn run_groups(a: &TileArgs<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { run(a, Scaling::Groups) }
+}
+
+/// Adds the kernels of this family that `cpu` can run.
+pub(super) fn kernels(format: WeightFormat, cpu: Cpu, out: &mut Vec<Kernel>) {
+    let scaling = Scaling::of(format);
+    let expandable =
+        !matches!(format.code, CodeKind::F32 | CodeKind::F16 | CodeKind::Bf16) && !format.act_order;
+    if !cpu.amx() || !cpu.avx512_vbmi() || !expandable || function(format, scaling).is_none() {
+        return;
+    }
+    let run: RunFn = match scaling {
+        Scaling::Weights => run_weights,
+        Scaling::Channels => run_channels,
+        Scaling::Groups => run_groups,
+    };
+    out.push(Kernel::new(Family::Bf16Amx, IsaLevel::Amx, "amx", format, Operand::Bf16, 16, run));
+}
