@@ -181,6 +181,19 @@ pub(super) unsafe fn add_few<const FROM_MEMORY: bool>(
     }
 }
 
+/// Writes the two sums of [`add_few`] apart.
+///
+/// # Safety
+///
+/// As [`tiles`]; both hold the rows of the block.
+pub(super) unsafe fn store_both(even: *mut f32, odd: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        finish!("tmm0", "tmm1", even);
+        finish!("tmm2", "tmm3", odd);
+    }
+}
+
 /// Writes the sums of [`add_few`], `m` rows.
 ///
 /// # Safety

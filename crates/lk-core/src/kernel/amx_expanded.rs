@@ -3,7 +3,7 @@
 //! The expansion is paid once for all rows. Up to 16 rows it goes through a stretch that the first-level cache holds; more
 //! rows pass over the whole panel expanded, which the second-level cache holds.
 
-use super::amx::{BLOCK_BYTES, add_few, one, store_few, tiles, two, with_strided_rows, zero_few};
+use super::amx::{BLOCK_BYTES, add_few, one, store_both, store_few, tiles, two, with_strided_rows, zero_few};
 use super::expand::{ExpandFn, Scaling, function, group_end};
 use super::f32_fma::load_scales;
 use super::{Family, Kernel, Operand, RunFn, TileArgs};
@@ -16,8 +16,14 @@ use std::cell::RefCell;
 
 type I = Avx512Vbmi;
 
-/// `k` that are expanded at once for few rows: 16 KiB of bf16.
-const STRETCH: usize = 256;
+/// `k` that are expanded at once for few rows. Short, so that tile products of one stretch overlap with the expansion of the
+/// next; two buffers take turns.
+const STRETCH: usize = 64;
+
+/// Bytes of the longest stretch that few rows expand at once: a group, or [`STRETCH`].
+const fn stretch_bytes(k: usize) -> usize {
+    (k / K_TILE + 2) * BLOCK_BYTES
+}
 
 /// One line of scratch.
 #[derive(Clone, Copy)]
@@ -39,7 +45,7 @@ unsafe fn run(a: &TileArgs<'_>, scaling: Scaling) {
     EXPANDED.with_borrow_mut(|lines| {
         // A group that begins and ends inside of a block of K_TILE takes one block more.
         let blocks = a.layout.k_padded() / K_TILE + a.layout.groups() + 1;
-        let wanted = blocks * BLOCK_BYTES / 64;
+        let wanted = (blocks * BLOCK_BYTES).max(2 * stretch_bytes(STRETCH.max(a.layout.group()))) / 64;
         if lines.len() < wanted {
             lines.resize(wanted, Line([0; 64]));
         }
@@ -73,6 +79,7 @@ unsafe fn whole(a: &TileArgs<'_>, expand: ExpandFn, x: *const u8, stride: usize,
         TileConfig::new([rows, rows, rows, rows, rows, rows, 16, 16]).load();
         for k0 in (0..k).step_by(STRETCH) {
             let k1 = (k0 + STRETCH).min(k);
+            let buffer = buffer.add(k0 / STRETCH % 2 * stretch_bytes(STRETCH));
             expand(a, k0, k1, buffer);
             add_few::<false>(buffer, x.add(k0 * 2), stride, (k1 - k0) / K_TILE);
         }
@@ -98,13 +105,22 @@ unsafe fn by_group(a: &TileArgs<'_>, expand: ExpandFn, x: *const u8, stride: usi
         if m <= 16 {
             let rows = m as u8;
             TileConfig::new([rows, rows, rows, rows, rows, rows, 16, 16]).load();
-            for group in 0..layout.groups() {
-                let (k0, k1) = span(group);
+            let odd_part = part.as_mut_ptr().add(16 * NR);
+            let whole_blocks = layout.group() == K_TILE && layout.k_phase() == 0;
+            let mut group = 0;
+            let mut turn = 0;
+            while group < layout.groups() {
+                // Two groups of one block are the even and the odd sum; a longer group is the sum of both.
+                let last = if whole_blocks { (group + 1).min(layout.groups() - 1) } else { group };
+                let (k0, k1) = (span(group).0, span(last).1);
+                let buffer = buffer.add(turn * stretch_bytes(STRETCH.max(layout.group())));
                 expand(a, k0, k1, buffer);
                 zero_few();
                 add_few::<false>(buffer, x.add(k0 / K_TILE * K_TILE * 2), stride, blocks(k0, k1));
-                store_few(m, part.as_mut_ptr());
-                add_scaled(a, group, part.as_ptr(), 0, m);
+                store_both(part.as_mut_ptr(), odd_part);
+                add_scaled(a, [group, last], part.as_ptr(), Some(odd_part), 0, m);
+                group = last + 1;
+                turn = 1 - turn;
             }
             return;
         }
@@ -133,31 +149,43 @@ unsafe fn by_group(a: &TileArgs<'_>, expand: ExpandFn, x: *const u8, stride: usi
                     two(at, x, stride, 0, n * K_TILE, part.as_mut_ptr());
                 }
                 at = at.add(n * BLOCK_BYTES);
-                add_scaled(a, group, part.as_ptr(), first, rows);
+                add_scaled(a, [group; 2], part.as_ptr(), None, first, rows);
             }
         }
     }
 }
 
-/// `out[first + r] = or += part[r] * scale[group]` for `rows` rows; the first group sets, the last applies the matrix's scale.
+/// `out[first + r] = or += even[r] * scale[groups[0]] + odd[r] * scale[groups[1]]` for `rows` rows; the first group sets, the
+/// last applies the matrix's scale.
 ///
 /// # Safety
 ///
-/// As [`run`]; `part` holds the rows.
+/// As [`run`]; `even` and `odd` hold the rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi")]
-unsafe fn add_scaled(a: &TileArgs<'_>, group: usize, part: *const f32, first: usize, rows: usize) {
+unsafe fn add_scaled(
+    a: &TileArgs<'_>,
+    groups: [usize; 2],
+    even: *const f32,
+    odd: Option<*mut f32>,
+    first: usize,
+    rows: usize,
+) {
     // SAFETY: the caller's promise.
     unsafe {
-        let scale = scales_of(a, group);
+        let scale = groups.map(|group| scales_of(a, group));
         for r in 0..rows {
             for v in 0..2 {
                 let out = a.out.add((first + r) * NR + v * I::LANES);
-                let sum = I::load(part.add(r * NR + v * I::LANES));
-                let old = if group == 0 { I::zero() } else { I::load(out) };
-                I::store(out, I::fma(sum, scale[v], old));
+                let at = r * NR + v * I::LANES;
+                let mut sum = if groups[0] == 0 { I::zero() } else { I::load(out) };
+                sum = I::fma(I::load(even.add(at)), scale[0][v], sum);
+                if let Some(odd) = odd {
+                    sum = I::fma(I::load(odd.add(at)), scale[1][v], sum);
+                }
+                I::store(out, sum);
             }
         }
-        if group + 1 == a.layout.groups() {
+        if groups[1] + 1 == a.layout.groups() {
             scale_matrix(a, first, rows);
         }
     }

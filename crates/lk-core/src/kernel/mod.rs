@@ -43,6 +43,8 @@ mod amx;
 #[cfg(target_arch = "x86_64")]
 mod amx_expanded;
 #[cfg(target_arch = "x86_64")]
+mod bf16_code;
+#[cfg(target_arch = "x86_64")]
 mod bf16_dot;
 #[cfg(target_arch = "x86_64")]
 mod expand;
