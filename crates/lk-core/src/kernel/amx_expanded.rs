@@ -172,7 +172,7 @@ unsafe fn add_scaled(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let scale = groups.map(|group| scales_of(a, group));
+        let scale = [scales_of(a, groups[0]), scales_of(a, groups[1])];
         for r in 0..rows {
             for v in 0..2 {
                 let out = a.out.add((first + r) * NR + v * I::LANES);

@@ -178,7 +178,11 @@ unsafe fn exponents(a: &TileArgs<'_>, group: usize, lowest: i32) -> Option<[__m5
         if (_mm512_cmplt_epi32_mask(codes[0], least) | _mm512_cmplt_epi32_mask(codes[1], least)) != 0 {
             return None;
         }
-        Some(codes.map(|c| both_lanes(_mm512_slli_epi32::<7>(_mm512_sub_epi32(c, _mm512_set1_epi32(127))))))
+        let bias = _mm512_set1_epi32(127);
+        let low = both_lanes(_mm512_slli_epi32::<7>(_mm512_sub_epi32(codes[0], bias)));
+        let high = both_lanes(_mm512_slli_epi32::<7>(_mm512_sub_epi32(codes[1], bias)));
+        // Not by `map`: library functions are compiled without the features and would not be inlined.
+        Some([low, high])
     }
 }
 

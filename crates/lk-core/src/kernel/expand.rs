@@ -69,6 +69,9 @@ pub(super) fn function(format: WeightFormat, scaling: Scaling) -> Option<ExpandF
 #[inline(always)]
 unsafe fn clear_edges(k0: usize, k1: usize, dst: *mut u8) -> usize {
     let base = k0 / K_TILE * K_TILE;
+    if k0 == base && k1.is_multiple_of(K_TILE) {
+        return base;
+    }
     let place = |k: usize| (k - base) / 2 * STEP_BYTES;
     let end = k1.next_multiple_of(K_TILE);
     // SAFETY: the caller's promise: dst holds the blocks.
