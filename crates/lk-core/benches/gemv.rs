@@ -115,10 +115,7 @@ fn main() {
             if options.kernel.as_ref().is_some_and(|k| !kernel.name().starts_with(k.as_str())) {
                 continue;
             }
-            for m in [1, 2, 4, 8, 16] {
-                if options.rows.is_some_and(|only| only != m) {
-                    continue;
-                }
+            for m in options.rows.map_or_else(|| vec![1, 2, 4, 8, 16], |m| vec![m]) {
                 let (rate, time) = rate(kernel, &layout, m, &options, threads);
                 println!(
                     "{:34} {:20} {m:>3} {rate:>9.1} {:>11.0} {limit:>9.1} {:>5.0}%",

@@ -34,7 +34,7 @@ unsafe fn run(a: &TileArgs<'_>) {
     let (m, k) = (a.rows.m(), a.layout.k_padded());
     // SAFETY: the caller's promise; rows are m times k_padded elements at the stride given.
     unsafe {
-        with_strided_rows(a, |x, stride| tiles(a.panel, x, stride, m, k, a.out));
+        with_strided_rows(a, |x, stride| tiles(a.panel, x, stride, m, k, a.out, Source::Memory));
         release();
     }
 }
@@ -59,12 +59,55 @@ pub(super) unsafe fn with_strided_rows(a: &TileArgs<'_>, body: impl FnOnce(*cons
     });
 }
 
+/// Where the bf16 weights of a call come from, and what will be read next.
+#[derive(Clone, Copy)]
+pub(super) enum Source {
+    /// From memory: the first rows wait for it, the others leave time to fetch the next panel, which lies behind this one.
+    Memory,
+    /// From a buffer in the cache; the panel to fetch meanwhile, and its bytes.
+    Buffer(*const u8, usize),
+}
+
+/// Lines that are asked for while tiles are multiplied.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    at: *const u8,
+    /// Bytes for each block of `K_TILE`.
+    per_block: usize,
+}
+
+impl Ahead {
+    /// `bytes` from `at` on, spread over `blocks` blocks.
+    pub(super) fn spread(at: *const u8, bytes: usize, blocks: usize) -> Self {
+        Self { at, per_block: bytes.div_ceil(blocks.max(1)).next_multiple_of(64) }
+    }
+
+    /// Asks for the next lines, into the second-level cache. The addresses may lie outside of the panel.
+    #[inline(always)]
+    fn step(&mut self) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        for line in (0..self.per_block).step_by(64) {
+            // SAFETY: a prefetch touches no memory architecturally and faults on no address.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(self.at.wrapping_add(line).cast()) };
+        }
+        self.at = self.at.wrapping_add(self.per_block);
+    }
+}
+
 /// All rows, in blocks of up to 32.
 ///
 /// # Safety
 ///
 /// As [`super::RunFn`], with `m` rows of `k` bf16 at `x`, `stride` bytes apart; AMX is available.
-pub(super) unsafe fn tiles(panel: *const u8, x: *const u8, stride: usize, m: usize, k: usize, out: *mut f32) {
+pub(super) unsafe fn tiles(
+    panel: *const u8,
+    x: *const u8,
+    stride: usize,
+    m: usize,
+    k: usize,
+    out: *mut f32,
+    source: Source,
+) {
     // SAFETY: the caller's promise.
     unsafe {
         if m <= 16 {
@@ -73,18 +116,24 @@ pub(super) unsafe fn tiles(panel: *const u8, x: *const u8, stride: usize, m: usi
             return;
         }
         let depth = if m <= 32 { k } else { K_CACHE };
+        let (row_blocks, bytes) = (m.div_ceil(32), k / K_TILE * BLOCK_BYTES);
+        let mut next = match source {
+            Source::Memory => {
+                Ahead::spread(panel.wrapping_add(bytes), bytes, (row_blocks - 1) * (k / K_TILE))
+            }
+            Source::Buffer(at, bytes) => Ahead::spread(at, bytes, row_blocks * (k / K_TILE)),
+        };
         let mut second = usize::MAX;
         for k0 in (0..k).step_by(depth) {
             let k1 = (k0 + depth).min(k);
             for first in (0..m).step_by(32) {
                 let rows = (m - first).min(32);
                 let (x, out) = (x.add(first * stride), out.add(first * NR));
-                // Rows of the second half; a single half is given one row of the other to have one code path.
                 let lower = rows.saturating_sub(16);
                 if lower == 0 {
                     TileConfig::new([rows as u8, rows as u8, 0, 0, rows as u8, 0, 16, 16]).load();
                     second = usize::MAX;
-                    one(panel, x, stride, k0, k1, out);
+                    next = one(panel, x, stride, k0, k1, out, next);
                     continue;
                 }
                 if lower != second {
@@ -92,7 +141,12 @@ pub(super) unsafe fn tiles(panel: *const u8, x: *const u8, stride: usize, m: usi
                     TileConfig::new([16, 16, l, l, 16, l, 16, 16]).load();
                     second = lower;
                 }
-                two(panel, x, stride, k0, k1, out);
+                if first == 0 && matches!(source, Source::Memory) {
+                    let here = panel.add(k0 / K_TILE * BLOCK_BYTES).wrapping_add(PREFETCH_BYTES);
+                    two(panel, x, stride, k0, k1, out, Ahead { at: here, per_block: BLOCK_BYTES });
+                } else {
+                    next = two(panel, x, stride, k0, k1, out, next);
+                }
             }
         }
     }
@@ -242,37 +296,53 @@ fn prefetch(p: *const u8, bytes: usize) {
     }
 }
 
-/// At most 16 rows over `k0 .. k1`, added to `out` unless `k0` is 0.
+/// At most 16 rows over `k0 .. k1`, added to `out` unless `k0` is 0. Returns what is to be asked for next.
 ///
 /// # Safety
 ///
 /// As [`tiles`]; tiles 0, 1 and 4 have the rows of the block, 6 and 7 have 16.
-pub(super) unsafe fn one(panel: *const u8, x: *const u8, stride: usize, k0: usize, k1: usize, out: *mut f32) {
+pub(super) unsafe fn one(
+    panel: *const u8,
+    x: *const u8,
+    stride: usize,
+    k0: usize,
+    k1: usize,
+    out: *mut f32,
+    mut ahead: Ahead,
+) -> Ahead {
     // SAFETY: the caller's promise.
     unsafe {
         start!("tmm0", "tmm1", k0 == 0, out);
         for k in (k0..k1).step_by(K_TILE) {
+            ahead.step();
             product!("tmm0", "tmm1", "tmm4", x.add(k * 2), stride, panel.add(k / K_TILE * BLOCK_BYTES));
         }
         finish!("tmm0", "tmm1", out);
     }
+    ahead
 }
 
-/// 17 to 32 rows over `k0 .. k1`, added to `out` unless `k0` is 0.
+/// 17 to 32 rows over `k0 .. k1`, added to `out` unless `k0` is 0. Returns what is to be asked for next.
 ///
 /// # Safety
 ///
 /// As [`tiles`]; tiles 0, 1, 4, 6 and 7 have 16 rows, 2, 3 and 5 the rest of the block.
-pub(super) unsafe fn two(panel: *const u8, x: *const u8, stride: usize, k0: usize, k1: usize, out: *mut f32) {
+pub(super) unsafe fn two(
+    panel: *const u8,
+    x: *const u8,
+    stride: usize,
+    k0: usize,
+    k1: usize,
+    out: *mut f32,
+    mut ahead: Ahead,
+) -> Ahead {
     // SAFETY: the caller's promise.
     unsafe {
         let (x1, out1) = (x.add(16 * stride), out.add(16 * NR));
         start!("tmm0", "tmm1", k0 == 0, out);
         start!("tmm2", "tmm3", k0 == 0, out1);
         for k in (k0..k1).step_by(K_TILE) {
-            for r in 0..32 {
-                prefetch(x.wrapping_add(k * 2 + 64 + r * stride), 64);
-            }
+            ahead.step();
             asm!(
                 "tileloadd tmm4, [{x0} + {sx}*1]",
                 "tileloadd tmm6, [{b} + {sb}*1]",
@@ -290,6 +360,7 @@ pub(super) unsafe fn two(panel: *const u8, x: *const u8, stride: usize, k0: usiz
         finish!("tmm0", "tmm1", out);
         finish!("tmm2", "tmm3", out1);
     }
+    ahead
 }
 
 /// Adds the kernels of this family that `cpu` can run.

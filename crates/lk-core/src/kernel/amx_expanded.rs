@@ -3,7 +3,9 @@
 //! The expansion is paid once for all rows. Up to 16 rows it goes through a stretch that the first-level cache holds; more
 //! rows pass over the whole panel expanded, which the second-level cache holds.
 
-use super::amx::{BLOCK_BYTES, add_few, one, store_both, store_few, tiles, two, with_strided_rows, zero_few};
+use super::amx::{
+    Ahead, BLOCK_BYTES, Source, add_few, one, store_both, store_few, tiles, two, with_strided_rows, zero_few,
+};
 use super::expand::{ExpandFn, Scaling, function, group_end};
 use super::f32_fma::load_scales;
 use super::{Family, Kernel, Operand, RunFn, TileArgs};
@@ -73,7 +75,8 @@ unsafe fn whole(a: &TileArgs<'_>, expand: ExpandFn, x: *const u8, stride: usize,
     unsafe {
         if m > 16 {
             expand(a, 0, k, buffer);
-            return tiles(buffer, x, stride, m, k, a.out);
+            let next = Source::Buffer(a.panel.wrapping_add(a.layout.panel_bytes()), a.layout.panel_bytes());
+            return tiles(buffer, x, stride, m, k, a.out, next);
         }
         let rows = m as u8;
         TileConfig::new([rows, rows, rows, rows, rows, rows, 16, 16]).load();
@@ -130,6 +133,9 @@ unsafe fn by_group(a: &TileArgs<'_>, expand: ExpandFn, x: *const u8, stride: usi
             expand(a, k0, k1, at);
             at = at.add(blocks(k0, k1) * BLOCK_BYTES);
         }
+        let bytes = layout.panel_bytes();
+        let products = m.div_ceil(32) * at.offset_from_unsigned(buffer) / BLOCK_BYTES;
+        let mut next = Ahead::spread(a.panel.wrapping_add(bytes), bytes, products);
         for first in (0..m).step_by(32) {
             let rows = (m - first).min(32);
             let lower = rows.saturating_sub(16) as u8;
@@ -144,9 +150,9 @@ unsafe fn by_group(a: &TileArgs<'_>, expand: ExpandFn, x: *const u8, stride: usi
                 let n = blocks(k0, k1);
                 let x = x.add(first * stride + k0 / K_TILE * K_TILE * 2);
                 if lower == 0 {
-                    one(at, x, stride, 0, n * K_TILE, part.as_mut_ptr());
+                    next = one(at, x, stride, 0, n * K_TILE, part.as_mut_ptr(), next);
                 } else {
-                    two(at, x, stride, 0, n * K_TILE, part.as_mut_ptr());
+                    next = two(at, x, stride, 0, n * K_TILE, part.as_mut_ptr(), next);
                 }
                 at = at.add(n * BLOCK_BYTES);
                 add_scaled(a, [group; 2], part.as_ptr(), None, first, rows);
