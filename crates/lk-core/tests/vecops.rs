@@ -138,7 +138,7 @@ fn exact(f: ActivationFn, g: f64, u: f64) -> f64 {
         }
         ActivationFn::Gelu => g * 0.5 * erfc(-g / 2f64.sqrt()) * u,
         ActivationFn::GeluTanh => {
-            let y = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g * g * g);
+            let y = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044_715 * g * g * g);
             // tanh would cancel where the value is small.
             g * sigmoid(2.0 * y) * u
         }

@@ -4,6 +4,7 @@ use super::source::{AWQ_NIBBLE, CheckpointView, CodeOrder};
 use super::{NR, STEP_BYTES, TileLayout};
 use crate::Error;
 use crate::format::{CodeKind, code};
+use crate::simd::{BLOCK_WORDS, transpose_words};
 use std::ops::Range;
 
 /// Why a matrix was not packed.
@@ -204,36 +205,25 @@ fn pack_zeros(view: &CheckpointView<'_>, layout: &TileLayout, p: usize, panel: &
     }
 }
 
-/// Steps that are transposed together: 32 rows of one cache line each.
-const BLOCK_STEPS: usize = 16;
-
 fn pack_rows(view: &CheckpointView<'_>, p: usize, rows: usize, codes: &mut [u8]) {
     let per_element = view.codes.element_bytes * 8 / view.format.code.bits();
     let columns = view.k.div_ceil(per_element);
     let row_bytes = columns * view.codes.element_bytes;
     let whole_steps = row_bytes / 4;
     let source: [&[u8]; NR] = std::array::from_fn(|c| view.codes.run(p * NR + c.min(rows - 1), 0, columns));
-    let (blocks, rest) = codes.split_at_mut(whole_steps / BLOCK_STEPS * BLOCK_STEPS * STEP_BYTES);
-    for (b, block) in blocks.chunks_exact_mut(BLOCK_STEPS * STEP_BYTES).enumerate() {
-        transpose_block(&source, b * BLOCK_STEPS * 4, block);
+    let (blocks, rest) = codes.split_at_mut(whole_steps / BLOCK_WORDS * BLOCK_WORDS * STEP_BYTES);
+    for (b, block) in blocks.chunks_exact_mut(BLOCK_WORDS * STEP_BYTES).enumerate() {
+        let lines: [&[u8]; NR] =
+            std::array::from_fn(|c| &source[c][b * BLOCK_WORDS * 4..][..BLOCK_WORDS * 4]);
+        transpose_words(&lines, block);
     }
     for (s, step) in rest.chunks_exact_mut(STEP_BYTES).enumerate() {
-        let at = (whole_steps / BLOCK_STEPS * BLOCK_STEPS + s) * 4;
+        let at = (whole_steps / BLOCK_WORDS * BLOCK_WORDS + s) * 4;
         for (word, row) in step.chunks_exact_mut(4).zip(&source) {
             let left = row.get(at..).unwrap_or_default();
             let have = left.len().min(4);
             word[..have].copy_from_slice(&left[..have]);
             word[have..].fill(0);
-        }
-    }
-}
-
-/// Transposes the 32-bit words of 32 rows, 16 words from byte `at` on, into 16 steps.
-fn transpose_block(rows: &[&[u8]; NR], at: usize, block: &mut [u8]) {
-    for (c, row) in rows.iter().enumerate() {
-        let words = &row[at..at + BLOCK_STEPS * 4];
-        for (step, word) in block.chunks_exact_mut(STEP_BYTES).zip(words.chunks_exact(4)) {
-            step[c * 4..c * 4 + 4].copy_from_slice(word);
         }
     }
 }
