@@ -20,7 +20,8 @@ fn rate(kernel: &Kernel, layout: &TileLayout, m: usize, quick: bool, threads: us
     let rounds = limits::together(
         Some(threads),
         |i| {
-            let matrix = TileLayout::new(layout.format(), NR * PANELS, layout.k()).unwrap();
+            let matrix =
+                TileLayout::slice_of(layout.format(), NR * PANELS, layout.k(), 0, 0, layout.k()).unwrap();
             let weights = support::random_packed(&matrix, i as u64 + 1);
             (
                 weights,
@@ -73,7 +74,7 @@ fn main() {
         {
             continue;
         }
-        let layout = TileLayout::new(format, NR, 2048).unwrap();
+        let layout = TileLayout::slice_of(format, NR, 2048, 0, 0, 2048).unwrap();
         let peaks = limits::compute_peaks(Some(threads)).unwrap();
         for kernel in KernelSet::build(format, cpu, Dtype::Bf16).unwrap().kernels() {
             for m in [4, 8, 16, 32, 64, 256, 512] {

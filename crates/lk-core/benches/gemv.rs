@@ -33,7 +33,7 @@ fn rate(
     threads: usize,
 ) -> (f64, Duration) {
     let total = if options.hot {
-        (threads * 768) << 10
+        threads * (768 << 10)
     } else if options.quick {
         64 << 20
     } else {
@@ -44,7 +44,7 @@ fn rate(
     let rounds = limits::together(
         Some(threads),
         |i| {
-            let one = TileLayout::new(layout.format(), NR, layout.k()).unwrap();
+            let one = TileLayout::slice_of(layout.format(), NR, layout.k(), 0, 0, layout.k()).unwrap();
             let panel = support::random_packed(&one, i as u64 + 1);
             let mut weights = limits::huge_vec(panels * panel.len(), 0u8).unwrap();
             for place in weights.chunks_exact_mut(panel.len()) {
@@ -94,7 +94,7 @@ fn main() {
     let threads = options.threads.unwrap_or_else(|| limits::allowed_cpus().len());
     let cpu = Cpu::detect();
     println!("cpu: {cpu}; {threads} threads; K = 2048");
-    let read = |()| {
+    let read = || {
         limits::read_bandwidth_over(Some(threads), if options.quick { 64 << 20 } else { 1 << 30 }, 4).unwrap()
     };
     println!(
@@ -108,17 +108,14 @@ fn main() {
         if options.quick && ![WeightFormat::BF16, WeightFormat::MXFP4].contains(&format) {
             continue;
         }
-        let layout = TileLayout::new(format, NR, 2048).unwrap();
-        let limit = read(());
+        let layout = TileLayout::slice_of(format, NR, 2048, 0, 0, 2048).unwrap();
+        let limit = read();
         let set = KernelSet::build(format, cpu, Dtype::Bf16).unwrap();
         for kernel in set.kernels() {
             if options.kernel.as_ref().is_some_and(|k| !kernel.name().starts_with(k.as_str())) {
                 continue;
             }
-            for m in [1, 2, 4, 8, 16] {
-                if options.rows.is_some_and(|only| only != m) {
-                    continue;
-                }
+            for m in options.rows.map_or_else(|| vec![1, 2, 4, 8, 16], |m| vec![m]) {
                 let (rate, time) = rate(kernel, &layout, m, &options, threads);
                 println!(
                     "{:34} {:20} {m:>3} {rate:>9.1} {:>11.0} {limit:>9.1} {:>5.0}%",

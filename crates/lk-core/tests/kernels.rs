@@ -119,19 +119,19 @@ fn every_kernel_agrees_with_the_oracle() {
         for kernel in KernelSet::all(format, cpu) {
             // All depths at few rows, all rows at few depths, all channel counts at one of each.
             for (i, &k) in DEPTHS.iter().enumerate() {
-                let layout = TileLayout::new(format, 32 - i % 2, k).unwrap();
+                let layout = TileLayout::slice_of(format, 32 - i % 2, k, 0, 0, k).unwrap();
                 for m in [1, 2, 5] {
                     check(&kernel, &layout, m, (k + m) as u64, &mut failures);
                 }
             }
             for m in ROWS {
                 for k in [48, 320] {
-                    let layout = TileLayout::new(format, 32, k).unwrap();
+                    let layout = TileLayout::slice_of(format, 32, k, 0, 0, k).unwrap();
                     check(&kernel, &layout, m, (k * m) as u64, &mut failures);
                 }
             }
             for n in CHANNELS {
-                let layout = TileLayout::new(format, n - 1, 192).unwrap();
+                let layout = TileLayout::slice_of(format, n - 1, 192, 0, 0, 192).unwrap();
                 check(&kernel, &layout, 4, n as u64, &mut failures);
             }
             *seen.entry(kernel.name().to_owned()).or_default() += 1;
@@ -149,7 +149,7 @@ fn slices_that_begin_inside_a_scale_group_use_the_right_scales() {
         let Some(group) = format.scale.map(|s| s.group as usize).filter(|&g| g > 32) else { continue };
         for kernel in KernelSet::all(format, cpu) {
             for k_start in [32, group - 16] {
-                let layout = TileLayout::sliced(format, 40, 192, 96, k_start).unwrap();
+                let layout = TileLayout::slice_of(format, 40, 192, 96, k_start, 1024).unwrap();
                 for m in [1, 3] {
                     check(&kernel, &layout, m, k_start as u64, &mut failures);
                 }
@@ -162,7 +162,7 @@ fn slices_that_begin_inside_a_scale_group_use_the_right_scales() {
 #[test]
 fn picked_rows_and_ranges_are_the_rows_they_name() {
     let cpu = Cpu::detect();
-    let layout = TileLayout::new(WeightFormat::BF16, 32, 96).unwrap();
+    let layout = TileLayout::slice_of(WeightFormat::BF16, 32, 96, 0, 0, 96).unwrap();
     let packed = random_packed(&layout, 3);
     let inputs = Inputs::new(9, &layout, 4);
     for kernel in KernelSet::all(WeightFormat::BF16, cpu) {

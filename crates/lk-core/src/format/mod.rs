@@ -11,6 +11,7 @@
 //! all tests.
 
 pub mod code;
+mod parse;
 pub mod reference;
 
 use crate::{Dtype, Error, Result};

@@ -14,7 +14,7 @@ use std::arch::asm;
 use std::cell::RefCell;
 
 /// Bytes of a panel from one block of `K_TILE` to the next.
-const BLOCK_BYTES: usize = K_TILE / 2 * STEP_BYTES;
+pub(super) const BLOCK_BYTES: usize = K_TILE / 2 * STEP_BYTES;
 
 /// `k` of a panel that several blocks of rows pass over before the next: 128 KiB of weights, which the second-level cache
 /// holds beside the rows.
@@ -34,17 +34,63 @@ unsafe fn run(a: &TileArgs<'_>) {
     let (m, k) = (a.rows.m(), a.layout.k_padded());
     // SAFETY: the caller's promise; rows are m times k_padded elements at the stride given.
     unsafe {
-        match a.rows.stride_bytes() {
-            Some(stride) => tiles(a.panel, a.rows.row(0), stride, m, k, a.out),
-            None => GATHERED.with_borrow_mut(|rows| {
-                rows.clear();
-                for r in 0..m {
-                    rows.extend_from_slice(std::slice::from_raw_parts(a.rows.row(r).cast(), k));
-                }
-                tiles(a.panel, rows.as_ptr().cast(), k * 2, m, k, a.out);
-            }),
-        }
+        with_strided_rows(a, |x, stride| tiles(a.panel, x, stride, m, k, a.out, Source::Memory));
         release();
+    }
+}
+
+/// Calls `body` with the first row and the stride of the rows, copied if they do not lie at a constant one.
+///
+/// # Safety
+///
+/// As [`super::RunFn`].
+pub(super) unsafe fn with_strided_rows(a: &TileArgs<'_>, body: impl FnOnce(*const u8, usize)) {
+    if let Some(stride) = a.rows.stride_bytes() {
+        return body(a.rows.row(0), stride);
+    }
+    let k = a.layout.k_padded();
+    GATHERED.with_borrow_mut(|rows| {
+        rows.clear();
+        for r in 0..a.rows.m() {
+            // SAFETY: the caller's promise: a row has k_padded elements.
+            rows.extend_from_slice(unsafe { std::slice::from_raw_parts(a.rows.row(r).cast(), k) });
+        }
+        body(rows.as_ptr().cast(), k * 2);
+    });
+}
+
+/// Where the bf16 weights of a call come from, and what will be read next.
+#[derive(Clone, Copy)]
+pub(super) enum Source {
+    /// From memory: the first rows wait for it, the others leave time to fetch the next panel, which lies behind this one.
+    Memory,
+    /// From a buffer in the cache; the panel to fetch meanwhile, and its bytes.
+    Buffer(*const u8, usize),
+}
+
+/// Lines that are asked for while tiles are multiplied.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    at: *const u8,
+    /// Bytes for each block of `K_TILE`.
+    per_block: usize,
+}
+
+impl Ahead {
+    /// `bytes` from `at` on, spread over `blocks` blocks.
+    pub(super) fn spread(at: *const u8, bytes: usize, blocks: usize) -> Self {
+        Self { at, per_block: bytes.div_ceil(blocks.max(1)).next_multiple_of(64) }
+    }
+
+    /// Asks for the next lines, into the second-level cache. The addresses may lie outside of the panel.
+    #[inline(always)]
+    fn step(&mut self) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        for line in (0..self.per_block).step_by(64) {
+            // SAFETY: a prefetch touches no memory architecturally and faults on no address.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(self.at.wrapping_add(line).cast()) };
+        }
+        self.at = self.at.wrapping_add(self.per_block);
     }
 }
 
@@ -53,7 +99,15 @@ unsafe fn run(a: &TileArgs<'_>) {
 /// # Safety
 ///
 /// As [`super::RunFn`], with `m` rows of `k` bf16 at `x`, `stride` bytes apart; AMX is available.
-unsafe fn tiles(panel: *const u8, x: *const u8, stride: usize, m: usize, k: usize, out: *mut f32) {
+pub(super) unsafe fn tiles(
+    panel: *const u8,
+    x: *const u8,
+    stride: usize,
+    m: usize,
+    k: usize,
+    out: *mut f32,
+    source: Source,
+) {
     // SAFETY: the caller's promise.
     unsafe {
         if m <= 16 {
@@ -62,18 +116,24 @@ unsafe fn tiles(panel: *const u8, x: *const u8, stride: usize, m: usize, k: usiz
             return;
         }
         let depth = if m <= 32 { k } else { K_CACHE };
+        let (row_blocks, bytes) = (m.div_ceil(32), k / K_TILE * BLOCK_BYTES);
+        let mut next = match source {
+            Source::Memory => {
+                Ahead::spread(panel.wrapping_add(bytes), bytes, (row_blocks - 1) * (k / K_TILE))
+            }
+            Source::Buffer(at, bytes) => Ahead::spread(at, bytes, row_blocks * (k / K_TILE)),
+        };
         let mut second = usize::MAX;
         for k0 in (0..k).step_by(depth) {
             let k1 = (k0 + depth).min(k);
             for first in (0..m).step_by(32) {
                 let rows = (m - first).min(32);
                 let (x, out) = (x.add(first * stride), out.add(first * NR));
-                // Rows of the second half; a single half is given one row of the other to have one code path.
                 let lower = rows.saturating_sub(16);
                 if lower == 0 {
                     TileConfig::new([rows as u8, rows as u8, 0, 0, rows as u8, 0, 16, 16]).load();
                     second = usize::MAX;
-                    one(panel, x, stride, k0, k1, out);
+                    next = one(panel, x, stride, k0, k1, out, next);
                     continue;
                 }
                 if lower != second {
@@ -81,7 +141,12 @@ unsafe fn tiles(panel: *const u8, x: *const u8, stride: usize, m: usize, k: usiz
                     TileConfig::new([16, 16, l, l, 16, l, 16, 16]).load();
                     second = lower;
                 }
-                two(panel, x, stride, k0, k1, out);
+                if first == 0 && matches!(source, Source::Memory) {
+                    let here = panel.add(k0 / K_TILE * BLOCK_BYTES).wrapping_add(PREFETCH_BYTES);
+                    two(panel, x, stride, k0, k1, out, Ahead { at: here, per_block: BLOCK_BYTES });
+                } else {
+                    next = two(panel, x, stride, k0, k1, out, next);
+                }
             }
         }
     }
@@ -129,31 +194,92 @@ macro_rules! product {
     };
 }
 
-/// At most 16 rows, whole `k`; tiles 0, 1 for even and 2, 3 for odd blocks.
+/// At most 16 rows, whole `k`.
 ///
 /// # Safety
 ///
-/// As [`tiles`]; tiles 0 to 5 have `m` rows, 6 and 7 have 16.
+/// As [`tiles`]; tiles 0 to 5 have `m` rows, 6 and 7 have 16, and 0 to 3 are zero.
 unsafe fn few(panel: *const u8, x: *const u8, stride: usize, m: usize, k: usize, out: *mut f32) {
-    let blocks = k / K_TILE;
-    let mut odd = [0f32; 16 * NR];
-    // SAFETY: the caller's promise covers every block; `odd` holds 16 rows of a panel's channels.
+    // SAFETY: the caller's promise.
+    unsafe {
+        add_few::<true>(panel, x, stride, k / K_TILE);
+        store_few(m, out);
+    }
+}
+
+/// Adds `blocks` blocks of `K_TILE` to tiles 0, 1 (even blocks) and 2, 3 (odd ones).
+///
+/// # Safety
+///
+/// As [`tiles`]; tiles 0 to 5 have the rows of the block, 6 and 7 have 16.
+pub(super) unsafe fn add_few<const FROM_MEMORY: bool>(
+    b: *const u8,
+    x: *const u8,
+    stride: usize,
+    blocks: usize,
+) {
+    // SAFETY: the caller's promise covers every block.
     unsafe {
         for pair in 0..blocks / 2 {
-            let (b, x) = (panel.add(pair * 2 * BLOCK_BYTES), x.add(pair * 2 * K_TILE * 2));
-            prefetch(b.wrapping_add(PREFETCH_BYTES), 2 * BLOCK_BYTES);
+            let (b, x) = (b.add(pair * 2 * BLOCK_BYTES), x.add(pair * 2 * K_TILE * 2));
+            if FROM_MEMORY {
+                prefetch(b.wrapping_add(PREFETCH_BYTES), 2 * BLOCK_BYTES);
+            }
             product!("tmm0", "tmm1", "tmm4", x, stride, b);
             product!("tmm2", "tmm3", "tmm5", x.add(K_TILE * 2), stride, b.add(BLOCK_BYTES));
         }
         if blocks % 2 == 1 {
             let last = blocks - 1;
-            product!("tmm0", "tmm1", "tmm4", x.add(last * K_TILE * 2), stride, panel.add(last * BLOCK_BYTES));
+            product!("tmm0", "tmm1", "tmm4", x.add(last * K_TILE * 2), stride, b.add(last * BLOCK_BYTES));
         }
+    }
+}
+
+/// Writes the two sums of [`add_few`] apart.
+///
+/// # Safety
+///
+/// As [`tiles`]; both hold the rows of the block.
+pub(super) unsafe fn store_both(even: *mut f32, odd: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        finish!("tmm0", "tmm1", even);
+        finish!("tmm2", "tmm3", odd);
+    }
+}
+
+/// Writes the sums of [`add_few`], `m` rows.
+///
+/// # Safety
+///
+/// As [`tiles`].
+pub(super) unsafe fn store_few(m: usize, out: *mut f32) {
+    let mut odd = [0f32; 16 * NR];
+    // SAFETY: the caller's promise; `odd` holds 16 rows of a panel's channels.
+    unsafe {
         finish!("tmm0", "tmm1", out);
         finish!("tmm2", "tmm3", odd.as_mut_ptr());
         for (i, part) in odd[..m * NR].iter().enumerate() {
             *out.add(i) += part;
         }
+    }
+}
+
+/// Zeroes tiles 0 to 3.
+///
+/// # Safety
+///
+/// AMX is configured on this thread.
+pub(super) unsafe fn zero_few() {
+    // SAFETY: the caller's promise.
+    unsafe {
+        asm!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            options(nostack, preserves_flags, nomem)
+        );
     }
 }
 
@@ -170,37 +296,53 @@ fn prefetch(p: *const u8, bytes: usize) {
     }
 }
 
-/// At most 16 rows over `k0 .. k1`, added to `out` unless `k0` is 0.
+/// At most 16 rows over `k0 .. k1`, added to `out` unless `k0` is 0. Returns what is to be asked for next.
 ///
 /// # Safety
 ///
 /// As [`tiles`]; tiles 0, 1 and 4 have the rows of the block, 6 and 7 have 16.
-unsafe fn one(panel: *const u8, x: *const u8, stride: usize, k0: usize, k1: usize, out: *mut f32) {
+pub(super) unsafe fn one(
+    panel: *const u8,
+    x: *const u8,
+    stride: usize,
+    k0: usize,
+    k1: usize,
+    out: *mut f32,
+    mut ahead: Ahead,
+) -> Ahead {
     // SAFETY: the caller's promise.
     unsafe {
         start!("tmm0", "tmm1", k0 == 0, out);
         for k in (k0..k1).step_by(K_TILE) {
+            ahead.step();
             product!("tmm0", "tmm1", "tmm4", x.add(k * 2), stride, panel.add(k / K_TILE * BLOCK_BYTES));
         }
         finish!("tmm0", "tmm1", out);
     }
+    ahead
 }
 
-/// 17 to 32 rows over `k0 .. k1`, added to `out` unless `k0` is 0.
+/// 17 to 32 rows over `k0 .. k1`, added to `out` unless `k0` is 0. Returns what is to be asked for next.
 ///
 /// # Safety
 ///
 /// As [`tiles`]; tiles 0, 1, 4, 6 and 7 have 16 rows, 2, 3 and 5 the rest of the block.
-unsafe fn two(panel: *const u8, x: *const u8, stride: usize, k0: usize, k1: usize, out: *mut f32) {
+pub(super) unsafe fn two(
+    panel: *const u8,
+    x: *const u8,
+    stride: usize,
+    k0: usize,
+    k1: usize,
+    out: *mut f32,
+    mut ahead: Ahead,
+) -> Ahead {
     // SAFETY: the caller's promise.
     unsafe {
         let (x1, out1) = (x.add(16 * stride), out.add(16 * NR));
         start!("tmm0", "tmm1", k0 == 0, out);
         start!("tmm2", "tmm3", k0 == 0, out1);
         for k in (k0..k1).step_by(K_TILE) {
-            for r in 0..32 {
-                prefetch(x.wrapping_add(k * 2 + 64 + r * stride), 64);
-            }
+            ahead.step();
             asm!(
                 "tileloadd tmm4, [{x0} + {sx}*1]",
                 "tileloadd tmm6, [{b} + {sb}*1]",
@@ -218,6 +360,7 @@ unsafe fn two(panel: *const u8, x: *const u8, stride: usize, k0: usize, k1: usiz
         finish!("tmm0", "tmm1", out);
         finish!("tmm2", "tmm3", out1);
     }
+    ahead
 }
 
 /// Adds the kernels of this family that `cpu` can run.

@@ -30,7 +30,7 @@ pub(super) trait F32Code: 'static {
 
 macro_rules! f32_code {
     ($name:ident, $ku:literal, $steps:literal, |$w:ident, $j:ident| $decode:expr) => {
-        struct $name;
+        pub(super) struct $name;
         impl F32Code for $name {
             const KU: usize = $ku;
             const STEPS: usize = $steps;
@@ -59,7 +59,7 @@ f32_code!(I8, 4, 1, |w, j| I::i8(w, j));
 f32_code!(U4, 8, 1, |w, j| I::u4(w, j));
 f32_code!(E2m1, 8, 1, |w, j| I::e2m1(w, j));
 
-struct E4m3;
+pub(super) struct E4m3;
 impl F32Code for E4m3 {
     const KU: usize = 4;
     const STEPS: usize = 1;
@@ -77,25 +77,12 @@ impl F32Code for E4m3 {
 }
 
 /// The format has a scale per group.
-const SCALED: u8 = 1;
+pub(super) const SCALED: u8 = 1;
 /// The format has a zero point per group.
-const ZERO: u8 = 2;
+pub(super) const ZERO: u8 = 2;
 
 /// Rows up to which scales are applied to the sum of a group instead of to the weights.
 const FOLD_ROWS: usize = 2;
-
-/// Repeats a body for `$i = 0 .. $n`, `$n` a constant of at most 8, with `$i` a constant in each copy.
-macro_rules! unroll {
-    ($i:ident < $n:expr, $body:block) => {
-        unroll!(@ $i, $n, $body, 0 1 2 3 4 5 6 7)
-    };
-    (@ $i:ident, $n:expr, $body:block, $($at:literal)*) => {
-        $(if $at < $n {
-            let $i: usize = $at;
-            $body
-        })*
-    };
-}
 
 /// Bytes ahead of the current step that are asked for: weights come from memory once and in order.
 const PREFETCH_BYTES: usize = 4096;
@@ -133,12 +120,10 @@ unsafe fn accumulate<
         let mut step = codes.add(k0 / C::KU * STEP_BYTES);
         let mut k = k0;
         while k < k1 {
-            // Cache lines of a step that this call reads; a narrow ISA reads less than one.
-            let lines = (NV * I::LANES).div_ceil(16);
-            for line in 0..C::STEPS * lines {
-                I::prefetch(
-                    step.wrapping_add(PREFETCH_BYTES + line / lines * STEP_BYTES + line % lines * 64),
-                );
+            for s in 0..C::STEPS {
+                for line in 0..(NV * I::LANES).div_ceil(16) {
+                    I::prefetch(step.wrapping_add(PREFETCH_BYTES + s * STEP_BYTES + line * 64));
+                }
             }
             unroll!(s < C::STEPS, {
                 let mut words = [C::prepare::<I>(I::load_words(step.add(s * STEP_BYTES))); NV];
@@ -201,7 +186,7 @@ unsafe fn join<I: F32Isa, const MR: usize, const NV: usize, const CH: usize>(
 ///
 /// As [`super::RunFn`]; `scales` are those of the panel.
 #[inline(always)]
-unsafe fn load_scales<I: F32Isa, const NV: usize>(
+pub(super) unsafe fn load_scales<I: F32Isa, const NV: usize>(
     kind: ScaleKind,
     shared: bool,
     scales: *const u8,
@@ -311,6 +296,61 @@ unsafe fn block<I: F32Isa, C: F32Code, const MR: usize, const NV: usize, const C
     }
 }
 
+/// The body for looked-up groups: scale and zero point are loaded for each `k`.
+///
+/// # Safety
+///
+/// As [`super::BlockFn`].
+#[inline(always)]
+unsafe fn block_indexed<I: F32Isa, C: F32Code, const MR: usize, const NV: usize>(
+    a: &TileArgs<'_>,
+    first: usize,
+    count: usize,
+) {
+    let layout = a.layout;
+    let kind = layout.format().scale.map_or(ScaleKind::F32, |s| s.kind);
+    // SAFETY: the caller's promise: rows and panel have the sizes that the layout says; packing has checked the groups.
+    unsafe {
+        let x: [*const f32; MR] = std::array::from_fn(|r| a.rows.row(first + r.min(count - 1)).cast());
+        let scales = a.panel.add(layout.scale_offset());
+        let index = a.panel.add(layout.index_offset()).cast::<u16>();
+        for lane in (0..NR).step_by(NV * I::LANES) {
+            let mut sum = [[I::zero(); NV]; MR];
+            for s in 0..layout.steps() {
+                let step = a.panel.add(s * STEP_BYTES + lane * 4);
+                let mut words = [C::prepare::<I>(I::load_words(step)); NV];
+                for v in 1..NV {
+                    words[v] = C::prepare::<I>(I::load_words(step.add(v * I::LANES * 4)));
+                }
+                unroll!(j < C::KU, {
+                    let k = s * C::KU + j;
+                    let group = usize::from(u16::from_le(index.add(k).read_unaligned()));
+                    let scale = load_scales::<I, NV>(kind, false, scales, group, lane);
+                    for v in 0..NV {
+                        let mut w = C::decode::<I>(words[v], j as u32);
+                        if layout.format().zero_point {
+                            let at = layout.zero_offset() + group * NR + lane + v * I::LANES;
+                            w = I::sub(w, I::load_i8(a.panel.add(at).cast()));
+                        }
+                        w = I::mul(w, scale[v]);
+                        for r in 0..MR {
+                            sum[r][v] = I::fma(I::splat(*x[r].add(k)), w, sum[r][v]);
+                        }
+                    }
+                });
+            }
+            for r in 0..MR {
+                if r >= count {
+                    break;
+                }
+                for v in 0..NV {
+                    I::store(a.out.add((first + r) * NR + lane + v * I::LANES), sum[r][v]);
+                }
+            }
+        }
+    }
+}
+
 /// Makes, for one ISA, the entry functions with its features enabled and the table of blocks by rows.
 macro_rules! entries {
     ($run:ident, $block:ident, $isa:ty, [$($feature:literal),*], [$(($mr:literal, $nv:literal, $ch:literal)),*]) => {
@@ -338,7 +378,34 @@ macro_rules! entries {
     };
 }
 
+/// The same for looked-up groups, in a module of its own.
+macro_rules! indexed {
+    ($indexed:ident, $isa:ty, [$($feature:literal),*]) => {
+        pub(super) mod $indexed {
+            use super::*;
+
+            /// # Safety
+            ///
+            /// As [`super::BlockFn`].
+            $(#[target_feature(enable = $feature)])*
+            unsafe fn block<C: F32Code, const MR: usize>(a: &TileArgs<'_>, first: usize, count: usize) {
+                // SAFETY: the caller's promise.
+                unsafe { block_indexed::<$isa, C, MR, { NR / 2 / <$isa>::LANES }>(a, first, count) }
+            }
+
+            /// # Safety
+            ///
+            /// As [`RunFn`].
+            pub(in crate::kernel) unsafe fn run<C: F32Code>(a: &TileArgs<'_>) {
+                let table: &[Block] = &[(1, block::<C, 1>), (4, block::<C, 4>)];
+                // SAFETY: the caller's promise.
+                unsafe { run_blocks(a, table) }
+            }
+        }    };
+}
+
 entries!(run_scalar, block_scalar, Scalar, [], [(1, 1, 1), (2, 1, 1)]);
+indexed!(indexed_scalar, Scalar, []);
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
@@ -363,6 +430,9 @@ mod x86 {
         [(1, 2, 4), (2, 2, 2), (4, 2, 1), (6, 2, 1), (8, 2, 1)]
     );
 
+    indexed!(indexed_avx2, Avx2, ["avx2,fma,f16c"]);
+    indexed!(indexed_avx512, Avx512, ["avx512f,avx512bw,avx512vl,avx512dq"]);
+
     pub(super) const AVX2_MR: usize = 6;
     pub(super) const AVX512_MR: usize = 8;
 }
@@ -370,8 +440,10 @@ mod x86 {
 /// Adds the kernels of this family that `cpu` can run, poorest ISA first.
 pub(super) fn kernels(format: WeightFormat, cpu: Cpu, out: &mut Vec<Kernel>) {
     macro_rules! pick {
-        ($run:ident) => {
+        ($run:ident, $indexed:ident) => {
             match (format.code, format.zero_point) {
+                (CodeKind::I8, _) if format.act_order => $indexed::run::<I8>,
+                (CodeKind::U4, _) if format.act_order => $indexed::run::<U4>,
                 (CodeKind::F32, _) => $run::<F32, 0>,
                 (CodeKind::Bf16, _) => $run::<Bf16, 0>,
                 (CodeKind::F16, _) => $run::<F16, 0>,
@@ -386,18 +458,15 @@ pub(super) fn kernels(format: WeightFormat, cpu: Cpu, out: &mut Vec<Kernel>) {
     let mut add = |level: IsaLevel, isa: &str, mr: usize, run: RunFn| {
         out.push(Kernel::new(Family::F32Fma, level, isa, format, Operand::F32, mr, run));
     };
-    if format.act_order {
-        return;
-    }
-    add(IsaLevel::Scalar, "scalar", 2, pick!(run_scalar));
+    add(IsaLevel::Scalar, "scalar", 2, pick!(run_scalar, indexed_scalar));
     #[cfg(target_arch = "x86_64")]
     {
-        use x86::{AVX2_MR, AVX512_MR, run_avx2, run_avx512, run_vbmi};
+        use x86::{AVX2_MR, AVX512_MR, indexed_avx2, indexed_avx512, run_avx2, run_avx512, run_vbmi};
         if cpu.avx2() {
-            add(IsaLevel::Avx2, "avx2", AVX2_MR, pick!(run_avx2));
+            add(IsaLevel::Avx2, "avx2", AVX2_MR, pick!(run_avx2, indexed_avx2));
         }
         if cpu.avx512() {
-            add(IsaLevel::Avx512, "avx512", AVX512_MR, pick!(run_avx512));
+            add(IsaLevel::Avx512, "avx512", AVX512_MR, pick!(run_avx512, indexed_avx512));
         }
         if cpu.avx512_vbmi() && format.code == CodeKind::E4m3 {
             let run: RunFn =

@@ -24,11 +24,30 @@
 )]
 #![allow(clippy::missing_transmute_annotations, reason = "between vector types of one width")]
 
+/// Repeats a body for `$i = 0 .. $n`, `$n` a constant of at most 8, with `$i` a constant in each copy.
+macro_rules! unroll {
+    ($i:ident < $n:expr, $body:block) => {
+        unroll!(@ $i, $n, $body, 0 1 2 3 4 5 6 7)
+    };
+    (@ $i:ident, $n:expr, $body:block, $($at:literal)*) => {
+        $(if $at < $n {
+            let $i: usize = $at;
+            $body
+        })*
+    };
+}
+
 mod activation;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 #[cfg(target_arch = "x86_64")]
+mod amx_expanded;
+#[cfg(target_arch = "x86_64")]
+mod bf16_code;
+#[cfg(target_arch = "x86_64")]
 mod bf16_dot;
+#[cfg(target_arch = "x86_64")]
+mod expand;
 mod f32_fma;
 pub(crate) mod limits;
 mod measure;
@@ -210,6 +229,7 @@ fn candidates(format: WeightFormat, cpu: Cpu) -> Vec<Kernel> {
     {
         bf16_dot::kernels(format, cpu, &mut kernels);
         amx::kernels(format, cpu, &mut kernels);
+        amx_expanded::kernels(format, cpu, &mut kernels);
     }
     kernels
 }

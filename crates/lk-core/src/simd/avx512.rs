@@ -266,7 +266,7 @@ impl F32Isa for Avx512 {
 }
 
 /// Bytes 3 and 2 of the f32 of each non-negative e4m3 code; the lower two bytes are zero for all codes.
-const E4M3_BYTES: [[u8; 128]; 2] = {
+pub(crate) const E4M3_BYTES: [[u8; 128]; 2] = {
     let mut t = [[0u8; 128]; 2];
     let mut c = 0;
     while c < 128 {

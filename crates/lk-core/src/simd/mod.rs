@@ -11,6 +11,7 @@
 pub mod amx;
 pub mod cpu;
 pub(crate) mod scalar;
+mod transpose;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;
@@ -18,6 +19,7 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 
 pub use cpu::{Cpu, IsaLevel};
+pub use transpose::{BLOCK_WORDS, transpose_words};
 
 /// Vector operations on f32 lanes and on the 32-bit words of panels.
 ///

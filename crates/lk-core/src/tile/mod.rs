@@ -13,10 +13,12 @@
 //! permutation of the checkpoint and [`unpack`] gives it back bit for bit. `n` is padded to 32 and `k` to [`K_TILE`] with
 //! codes that decode to zero; unpacking drops the padding. One panel is read front to back, and so is the matrix.
 
+mod expert;
 mod pack;
 mod source;
 mod unpack;
 
+pub use expert::{ExpertMatrix, ExpertSlice, Tensor};
 pub use pack::{PackError, pack_panels};
 pub use source::{CheckpointView, CodeOrder, Grid};
 pub use unpack::{Unpacked, unpack};
@@ -93,15 +95,34 @@ impl TileLayout {
             let (rows, n_phase) = (scale.rows as usize, n_start % scale.rows as usize);
             scale_channels = if rows % NR == 0 && n_phase % NR == 0 { 1 } else { NR };
         }
-        let mut groups = (k_phase + k_padded).div_ceil(group);
         if format.act_order {
-            // Any k of the slice may belong to any group of the matrix: the caller's groups are all kept.
-            return Err(shape("act-order layouts are made with TileLayout::act_order"));
+            // Any k of the slice may belong to any group of the matrix.
+            return Err(shape("the groups of the whole matrix are needed: TileLayout::slice_of"));
         }
-        if format.scale.is_none() {
-            groups = 0;
-        }
+        let groups = if format.scale.is_some() { (k_phase + k_padded).div_ceil(group) } else { 0 };
         Ok(Self::place(format, n, k, k_phase, group, groups, scale_channels, scale_bytes))
+    }
+
+    /// Layout of a slice of a matrix of `k_whole` inputs, act-order or not.
+    ///
+    /// # Errors
+    ///
+    /// As [`TileLayout::sliced`] and [`TileLayout::act_order`].
+    pub fn slice_of(
+        format: WeightFormat,
+        n: usize,
+        k: usize,
+        n_start: usize,
+        k_start: usize,
+        k_whole: usize,
+    ) -> Result<Self> {
+        match format.scale {
+            Some(scale) if format.act_order => {
+                let groups = if scale.group == 0 { 1 } else { k_whole.div_ceil(scale.group as usize) };
+                Self::act_order(format, n, k, groups)
+            }
+            _ => Self::sliced(format, n, k, n_start, k_start),
+        }
     }
 
     /// Layout of an act-order matrix (or slice) whose `k` look up one of `groups` groups.

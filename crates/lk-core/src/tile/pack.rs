@@ -1,9 +1,10 @@
 //! Checkpoint to panels.
 
-use super::source::{CheckpointView, CodeOrder};
+use super::source::{AWQ_NIBBLE, CheckpointView, CodeOrder};
 use super::{NR, STEP_BYTES, TileLayout};
 use crate::Error;
-use crate::format::CodeKind;
+use crate::format::{CodeKind, code};
+use crate::simd::{BLOCK_WORDS, transpose_words};
 use std::ops::Range;
 
 /// Why a matrix was not packed.
@@ -56,6 +57,27 @@ pub fn pack_panels(
             view.format, view.n, view.k
         )));
     }
+    let (k_phase, groups) = match (&view.scales, layout.group()) {
+        (Some(s), _) if format.act_order => (0, s.groups),
+        (Some(s), group) if format.scale.is_some_and(|s| s.group > 0) => (s.k_start % group, layout.groups()),
+        _ => (0, layout.groups()),
+    };
+    if k_phase != layout.k_phase() || groups != layout.groups() {
+        return Err(PackError::Mismatch(format!(
+            "{format}: a view that begins {k_phase} k into a scale group ({groups} groups) for a layout that begins {} k into \
+             one ({} groups)",
+            layout.k_phase(),
+            layout.groups()
+        )));
+    }
+    if let (Some(s), Some(scale), 1) = (&view.scales, format.scale, layout.scale_channels())
+        && !(s.n_start % scale.rows as usize).is_multiple_of(NR)
+    {
+        return Err(PackError::Mismatch(format!(
+            "{format}: a view that begins at channel {} for a layout whose panels have one scale",
+            s.n_start
+        )));
+    }
     let stride = dst_step * layout.panel_bytes();
     let wanted =
         panels.len().saturating_sub(1) * stride + if panels.is_empty() { 0 } else { layout.panel_bytes() };
@@ -73,6 +95,17 @@ pub fn pack_panels(
             return Err(find_bad_code(layout, p, panel));
         }
         panel[layout.scale_offset()..].fill(0);
+        pack_scales(view, layout, p, panel)?;
+        pack_zeros(view, layout, p, panel);
+        if let Some(index) = view.index {
+            let groups = index.as_chunks::<4>().0;
+            for (to, group) in panel[layout.index_offset()..].chunks_exact_mut(2).zip(groups) {
+                to.copy_from_slice(&group[..2]);
+            }
+        }
+        if let Some(global) = view.global {
+            panel[layout.global_offset()..][..4].copy_from_slice(&global.to_le_bytes());
+        }
     }
     Ok(())
 }
@@ -84,8 +117,14 @@ fn pack_codes(view: &CheckpointView<'_>, layout: &TileLayout, p: usize, panel: &
     match view.order {
         CodeOrder::Rows | CodeOrder::RowsOffsetBinary => pack_rows(view, p, rows, codes),
         CodeOrder::Elements => pack_elements(view, p, rows, codes),
-        CodeOrder::WordsAlongK | CodeOrder::AwqWords => {
-            unreachable!("views of these orders are not made yet")
+        CodeOrder::WordsAlongK => pack_words_along_k(view, p, rows, codes),
+        CodeOrder::AwqWords => pack_awq(view, p, rows, codes),
+    }
+    let flips = view.order == CodeOrder::RowsOffsetBinary
+        || view.order == CodeOrder::WordsAlongK && code == CodeKind::I8;
+    if flips {
+        for byte in codes.iter_mut() {
+            *byte ^= 0x80;
         }
     }
     if rows < NR || layout.k_padded() != layout.k() {
@@ -93,8 +132,78 @@ fn pack_codes(view: &CheckpointView<'_>, layout: &TileLayout, p: usize, panel: &
     }
 }
 
-/// Steps that are transposed together: 32 rows of one cache line each.
-const BLOCK_STEPS: usize = 16;
+/// Words `[k / per_word, n]` are the words of the panel, step by step.
+fn pack_words_along_k(view: &CheckpointView<'_>, p: usize, rows: usize, codes: &mut [u8]) {
+    let steps = view.k.div_ceil(view.format.code.per_word());
+    for (s, step) in codes.chunks_exact_mut(STEP_BYTES).enumerate().take(steps) {
+        step[..rows * 4].copy_from_slice(view.codes.run(s, p * NR, rows));
+    }
+}
+
+/// AWQ words hold eight channels of one `k`; a panel word holds eight `k` of one channel.
+fn pack_awq(view: &CheckpointView<'_>, p: usize, rows: usize, codes: &mut [u8]) {
+    for (s, step) in codes.chunks_exact_mut(STEP_BYTES).enumerate() {
+        for first in (0..rows).step_by(8) {
+            let mut out = [0u32; 8];
+            for j in 0..8.min(view.k.saturating_sub(s * 8)) {
+                let word = view.codes.word(s * 8 + j, p * (NR / 8) + first / 8);
+                for (c, out) in out.iter_mut().enumerate() {
+                    *out |= ((word >> (4 * AWQ_NIBBLE[c])) & 15) << (4 * j);
+                }
+            }
+            for (c, word) in out.iter().enumerate().take(rows - first) {
+                step[(first + c) * 4..][..4].copy_from_slice(&word.to_le_bytes());
+            }
+        }
+    }
+}
+
+/// Scales as they are, `[group][channel]`; groups and channels of the padding stay zero.
+fn pack_scales(
+    view: &CheckpointView<'_>,
+    layout: &TileLayout,
+    p: usize,
+    panel: &mut [u8],
+) -> Result<(), PackError> {
+    let (Some(scale), Some(source)) = (layout.format().scale, &view.scales) else { return Ok(()) };
+    let bytes = scale.kind.bytes();
+    let first_group = match scale.group as usize {
+        0 => 0,
+        _ if view.index.is_some() => 0,
+        group => source.k_start / group,
+    };
+    let rows = NR.min(view.n - p * NR).min(layout.scale_channels());
+    let out = &mut panel[layout.scale_offset()..];
+    for group in 0..layout.groups().min(source.groups - first_group) {
+        for c in 0..rows {
+            let row = (source.n_start + p * NR + c) / scale.rows as usize;
+            let value = source.grid.get(row, first_group + group);
+            if !code::decode_scale(scale.kind, value).is_finite() {
+                return Err(PackError::NotFinite { part: "scale", row: p * NR + c, col: group });
+            }
+            out[(group * layout.scale_channels() + c) * bytes..][..bytes].copy_from_slice(value);
+        }
+    }
+    Ok(())
+}
+
+/// Zero points less half the range of the code, `[group][channel]`.
+fn pack_zeros(view: &CheckpointView<'_>, layout: &TileLayout, p: usize, panel: &mut [u8]) {
+    let (Some(zeros), Some(scales)) = (&view.zeros, &view.scales) else { return };
+    let bits = layout.code().bits();
+    let half = 1i32 << (bits - 1);
+    let real = match layout.format().scale.map_or(0, |s| s.group as usize) {
+        0 => 1,
+        _ if view.index.is_some() => scales.groups,
+        group => (layout.k_phase() + view.k).div_ceil(group),
+    };
+    for group in 0..layout.groups().min(real) {
+        for c in 0..NR.min(view.n - p * NR) {
+            let zero = zeros.get(bits, p * NR + c, group) as i32 - half;
+            panel[layout.zero_offset() + group * NR + c] = zero as i8 as u8;
+        }
+    }
+}
 
 fn pack_rows(view: &CheckpointView<'_>, p: usize, rows: usize, codes: &mut [u8]) {
     let per_element = view.codes.element_bytes * 8 / view.format.code.bits();
@@ -102,27 +211,19 @@ fn pack_rows(view: &CheckpointView<'_>, p: usize, rows: usize, codes: &mut [u8])
     let row_bytes = columns * view.codes.element_bytes;
     let whole_steps = row_bytes / 4;
     let source: [&[u8]; NR] = std::array::from_fn(|c| view.codes.run(p * NR + c.min(rows - 1), 0, columns));
-    let (blocks, rest) = codes.split_at_mut(whole_steps / BLOCK_STEPS * BLOCK_STEPS * STEP_BYTES);
-    for (b, block) in blocks.chunks_exact_mut(BLOCK_STEPS * STEP_BYTES).enumerate() {
-        transpose_block(&source, b * BLOCK_STEPS * 4, block);
+    let (blocks, rest) = codes.split_at_mut(whole_steps / BLOCK_WORDS * BLOCK_WORDS * STEP_BYTES);
+    for (b, block) in blocks.chunks_exact_mut(BLOCK_WORDS * STEP_BYTES).enumerate() {
+        let lines: [&[u8]; NR] =
+            std::array::from_fn(|c| &source[c][b * BLOCK_WORDS * 4..][..BLOCK_WORDS * 4]);
+        transpose_words(&lines, block);
     }
     for (s, step) in rest.chunks_exact_mut(STEP_BYTES).enumerate() {
-        let at = (whole_steps / BLOCK_STEPS * BLOCK_STEPS + s) * 4;
+        let at = (whole_steps / BLOCK_WORDS * BLOCK_WORDS + s) * 4;
         for (word, row) in step.chunks_exact_mut(4).zip(&source) {
             let left = row.get(at..).unwrap_or_default();
             let have = left.len().min(4);
             word[..have].copy_from_slice(&left[..have]);
             word[have..].fill(0);
-        }
-    }
-}
-
-/// Transposes the 32-bit words of 32 rows, 16 words from byte `at` on, into 16 steps.
-fn transpose_block(rows: &[&[u8]; NR], at: usize, block: &mut [u8]) {
-    for (c, row) in rows.iter().enumerate() {
-        let words = &row[at..at + BLOCK_STEPS * 4];
-        for (step, word) in block.chunks_exact_mut(STEP_BYTES).zip(words.chunks_exact(4)) {
-            step[c * 4..c * 4 + 4].copy_from_slice(word);
         }
     }
 }
@@ -179,14 +280,14 @@ fn codes_finite(code: CodeKind, codes: &[u8]) -> bool {
 }
 
 fn find_bad_code(layout: &TileLayout, p: usize, panel: &[u8]) -> PackError {
-    let code = layout.code();
-    let bytes = code.bits() / 8;
+    let kind = layout.code();
+    let bytes = kind.bits() / 8;
     for row in 0..NR {
         for col in 0..layout.k() {
-            let at = col / code.per_word() * STEP_BYTES + row * 4 + col % code.per_word() * bytes;
+            let at = col / kind.per_word() * STEP_BYTES + row * 4 + col % kind.per_word() * bytes;
             let mut word = [0u8; 4];
             word[..bytes].copy_from_slice(&panel[at..at + bytes]);
-            if !crate::format::code::decode_word(code, u32::from_le_bytes(word), 0).is_finite() {
+            if !code::decode_word(kind, u32::from_le_bytes(word), 0).is_finite() {
                 return PackError::NotFinite { part: "weight", row: p * NR + row, col };
             }
         }

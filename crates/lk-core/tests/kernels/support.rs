@@ -128,6 +128,8 @@ pub(crate) fn formats() -> Vec<WeightFormat> {
         WeightFormat::int4(F32, 32, false),
         WeightFormat::int4(F16, 128, true),
         WeightFormat::int4(Bf16, 0, true),
+        WeightFormat::int4(F16, 32, true).with_act_order(),
+        WeightFormat::int8(F16, 64, false).with_act_order(),
         WeightFormat::MXFP4,
         WeightFormat::NVFP4,
         WeightFormat::NVFP4_DIVIDE,
