@@ -285,10 +285,18 @@ fn open(folders: &[PathBuf]) -> Result<*mut c_void> {
     };
     let loaded = names.iter().find_map(|n| try_open(Path::new(n), libc::RTLD_NOW | libc::RTLD_NOLOAD));
     let in_folders = || {
-        folders
-            .iter()
-            .flat_map(|f| names.iter().map(move |n| f.join(n)))
-            .find_map(|p| try_open(&p, libc::RTLD_NOW))
+        folders.iter().flat_map(|f| names.iter().map(move |n| f.join(n))).find_map(|library| {
+            // libnvrtc opens its builtins by bare name and has no run path: in a folder that the loader does not know,
+            // they are found only if they are loaded already.
+            for builtins in
+                library.parent().and_then(|f| std::fs::read_dir(f).ok()).into_iter().flatten().flatten()
+            {
+                if builtins.file_name().as_bytes().starts_with(b"libnvrtc-builtins.so") {
+                    try_open(&builtins.path(), libc::RTLD_NOW | libc::RTLD_GLOBAL);
+                }
+            }
+            try_open(&library, libc::RTLD_NOW)
+        })
     };
     let on_path = || names.iter().find_map(|n| try_open(Path::new(n), libc::RTLD_NOW));
     loaded.or_else(in_folders).or_else(on_path).ok_or_else(|| {
